@@ -1,0 +1,20 @@
+"""Export GPT-2 checkpoints to ONNX bundles. Needs the [export] extra; what it writes does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["ExportError", "export_bundle"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: torch takes seconds, and a program may only want to know that the package is there."""
+    if name == "export_bundle":
+        from ortgpt_exporter.bundle_writer import export_bundle
+
+        return export_bundle
+    if name == "ExportError":
+        from ortgpt_exporter.errors import ExportError
+
+        return ExportError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,120 @@
+"""The commands that need the [export] extra: export and train. Imports torch only when one of them runs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ortgpt_exporter.bundle_writer import Progress as ExportProgress
+    from ortgpt_models.train import Progress as TrainProgress
+
+_EXTRA_MODULES = ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "tokenizers")
+
+
+@click.command()
+@click.argument("checkpoint")
+@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The bundle folder to write.")
+@click.option(
+    "--dtype", type=click.Choice(["float32"]), default="float32", show_default=True, help="Precision of the weights."
+)
+@click.option("--force", is_flag=True, help="Replace the bundle that is already there, once the new one is whole.")
+def export(checkpoint: str, out: Path, dtype: str, force: bool) -> None:
+    """Export CHECKPOINT to a bundle and prove it against PyTorch.
+
+    CHECKPOINT is a Hugging Face GPT-2 folder (config.json, model.safetensors, vocab.json, merges.txt), or `austen`,
+    the model that comes with this package.
+    """
+    with one_line_errors():
+        from ortgpt_exporter.bundle_writer import export_bundle
+
+        with _bar("export") as bar:
+
+            def show(progress: ExportProgress) -> None:
+                bar.length = progress.total
+                bar.label = progress.activity
+                bar.update(progress.done - bar.pos)
+
+            bundle = export_bundle(checkpoint, out, dtype=dtype, force=force, on_progress=show)
+    click.echo(format_verification(bundle.manifest.verification), err=True)
+    size = sum(entry.size for entry in bundle.manifest.files.values())
+    click.echo(f"{out}  {size / 1e6:.1f} MB  {dtype}  {bundle.config.n_layer} layers", err=True)
+
+
+@click.command()
+@click.argument("texts", nargs=-1, required=True, metavar="TEXT...", type=click.Path(path_type=Path))
+@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The checkpoint folder to write.")
+@click.option("--held-out", type=click.Path(path_type=Path), help="Text to measure on; by default the last 5% of TEXT.")
+@click.option("--n-layer", type=int, default=6, show_default=True, help="Layers.")
+@click.option("--n-head", type=int, default=4, show_default=True, help="Attention heads a layer.")
+@click.option("--n-embd", type=int, default=256, show_default=True, help="Width, a multiple of --n-head.")
+@click.option("--n-positions", type=int, default=256, show_default=True, help="Context in tokens.")
+@click.option("--vocab-size", type=int, default=4096, show_default=True, help="Tokens of the byte-level BPE.")
+@click.option("--dropout", type=float, default=0.1, show_default=True, help="On embeddings and residual branches.")
+@click.option("--steps", type=int, default=2000, show_default=True, help="Optimiser steps.")
+@click.option("--batch-size", type=int, default=16, show_default=True, help="Contexts a step.")
+@click.option("--learning-rate", type=float, default=1.5e-3, show_default=True, help="Peak, after the warm-up.")
+@click.option("--warmup-steps", type=int, default=100, show_default=True, help="Steps of linear warm-up.")
+@click.option("--weight-decay", type=float, default=0.1, show_default=True, help="On weight matrices.")
+@click.option("--clip-norm", type=float, default=1.0, show_default=True, help="Largest norm of the gradient.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Fixes every random choice.")
+@click.option("--bfloat16", is_flag=True, help="Multiply in bfloat16: faster on CPUs that have it.")
+@click.option("--evaluate-every", type=int, default=250, show_default=True, help="Steps between held-out measurements.")
+@click.option("--save-every", type=int, default=100, show_default=True, help="Steps between saved states.")
+def train(texts: tuple[Path, ...], out: Path, held_out: Path | None, **recipe: Any) -> None:
+    """Train a small GPT-2 from scratch on UTF-8 text files, into a Hugging Face folder.
+
+    Interrupted, the same command goes on from the last saved state (in OUT.training).
+    """
+    with one_line_errors():
+        from ortgpt_models.train import Recipe
+        from ortgpt_models.train import train as run
+
+        made = Recipe(**recipe)
+        with _bar("train") as bar:
+            bar.length = made.steps
+
+            def show(progress: TrainProgress) -> None:
+                if progress.held_out is not None:
+                    click.echo(f"\rstep {progress.step}: held out {progress.held_out:.4f} bits per byte", err=True)
+                bar.label = f"loss {progress.loss:.3f}"
+                bar.update(progress.step - bar.pos)
+
+            bits = run(texts, out, recipe=made, held_out=held_out, on_progress=show)
+    click.echo(f"{out}  held out {bits:.4f} bits per byte", err=True)
+
+
+def format_verification(verification: Any) -> str:
+    """Return the verification of a manifest as a table."""
+    lines = [f"{'compared with PyTorch':<32}{'max |Δ logit|':>14}{'accepted':>10}{'same winner':>14}"]
+    for check in verification["checks"]:
+        same = f"{check['argmax_compared'] - check['argmax_differing']}/{check['argmax_compared']}"
+        lines.append(f"{check['name']:<32}{check['max_abs_diff']:>14.1e}{check['tolerance']:>10.1e}{same:>14}")
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn the errors that bad input raises into one line; a missing extra into the command that brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _EXTRA_MODULES:
+            raise
+        raise click.ClickException(
+            f"this command needs {error.name}, which is not installed; run `pip install 'ortgpt[cpu,export]'`"
+        ) from error
+    except ValueError as error:
+        if type(error).__name__ != "ModelError":  # cannot be imported without torch
+            raise
+        raise click.ClickException(str(error)) from error
+
+
+def _bar(label: str) -> Any:
+    """Return a progress bar on stderr, which shows nothing unless that is a terminal."""
+    return click.progressbar(length=1, label=label, file=sys.stderr, hidden=not sys.stderr.isatty(), show_eta=True)

@@ -1,0 +1,186 @@
+"""From a PyTorch `GPT` to an ONNX graph: named dynamic axes, one fused attention node a layer. Knows no files."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from ortgpt.contract import KEY_VALUE, Axis, Flavour, native_inputs, native_outputs
+from ortgpt.contract import Tensor as Name
+from ortgpt_exporter.errors import ExportError
+from ortgpt_models import GPT
+from ortgpt_models.gpt import Conv1D
+
+# The first opset with Gelu, so that the activation is one node to recognise; onnxruntime 1.23 reads it.
+OPSET = 20
+ATTENTION = "GroupQueryAttention"
+MICROSOFT = "com.microsoft"
+_HEAD_DIM_MULTIPLE = 8
+
+
+class _FusedAttention:
+    """Emit one com.microsoft::GroupQueryAttention a layer, on key-value buffers that it updates in place."""
+
+    def __init__(self, n_head: int, buffers: list[Tensor], seqlens_k: Tensor, total_sequence_length: Tensor) -> None:
+        self.n_head = n_head
+        self.buffers = buffers
+        self.lengths = [seqlens_k, total_sequence_length]
+        self.presents: list[Tensor] = []
+
+    def __call__(self, layer_index: int, qkv: Tensor, scale: float) -> Tensor:
+        past = self.buffers[2 * layer_index : 2 * layer_index + 2]
+        batch, seq, width = qkv.shape
+        out, *present = torch.onnx.ops.symbolic_multi_out(
+            f"{MICROSOFT}::{ATTENTION}",
+            [qkv, None, None, *past, *self.lengths],  # query holds key and value too
+            attrs={"num_heads": self.n_head, "kv_num_heads": self.n_head, "scale": scale},
+            dtypes=[qkv.dtype] * 3,
+            shapes=[(batch, seq, width // 3), *(buffer.shape for buffer in past)],
+            version=1,
+        )
+        self.presents += present
+        return out
+
+
+class _NativeGraph(nn.Module):
+    """The network with the inputs and outputs of a native graph."""
+
+    def __init__(self, gpt: GPT) -> None:
+        super().__init__()
+        self.gpt = gpt
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        seqlens_k: Tensor,
+        total_sequence_length: Tensor,
+        logit_positions: Tensor,
+        past_key_values: list[Tensor],
+    ) -> tuple[Tensor, list[Tensor]]:
+        attend = _FusedAttention(self.gpt.config.n_head, past_key_values, seqlens_k, total_sequence_length)
+        logits = self.gpt(input_ids, position_ids, attend=attend, logit_positions=logit_positions)
+        return logits, attend.presents
+
+
+def export_native(gpt: GPT) -> ir.Model:
+    """Export `gpt`, which stays as it is, as a native graph (see DESIGN: tensors and axes as in `ortgpt.contract`).
+
+    Raises ExportError unless exactly one attention node a layer came out and every axis kept its name.
+    """
+    config = gpt.config
+    head_dim = padded_head_dim(config.head_dim)
+    module = _NativeGraph(gpt if head_dim == config.head_dim else pad_heads(gpt, head_dim)).eval()
+    batch, seq, count, capacity = (
+        torch.export.Dim(name) for name in (Axis.BATCH, Axis.SEQUENCE, Axis.LOGIT, Axis.CACHE)
+    )
+    cache = [torch.zeros(2, config.n_head, 8, head_dim) for _ in range(len(KEY_VALUE) * config.n_layer)]
+    # Two rows of three tokens: sizes of 1 would be taken for constants.
+    example = (
+        torch.zeros(2, 3, dtype=torch.int64),
+        torch.zeros(2, 3, dtype=torch.int64),
+        torch.full((2,), 2, dtype=torch.int32),
+        torch.tensor(3, dtype=torch.int32),
+        torch.zeros(2, 2, dtype=torch.int64),
+        cache,
+    )
+    with _quiet():
+        program = torch.onnx.export(
+            module,
+            example,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=native_inputs(config.n_layer),
+            output_names=native_outputs(config.n_layer),
+            dynamic_shapes={
+                "input_ids": {0: batch, 1: seq},
+                "position_ids": {0: batch, 1: seq},
+                "seqlens_k": {0: batch},
+                "total_sequence_length": None,
+                "logit_positions": {0: batch, 1: count},
+                "past_key_values": [{0: batch, 2: capacity}] * len(cache),
+            },
+            verbose=False,
+        )
+    assert program is not None  # dynamo=True always returns a program
+    model = program.model
+    for value in list(model.graph.initializers.values()):
+        assert value.name is not None
+        value.name = value.name.removeprefix("gpt.")  # the checkpoint's own names
+    check_native(model, n_layer=config.n_layer, n_head=config.n_head, head_dim=head_dim, vocab_size=config.vocab_size)
+    return model
+
+
+def check_native(model: ir.Model, *, n_layer: int, n_head: int, head_dim: int, vocab_size: int) -> None:
+    """Raise ExportError unless `model` has one attention node a layer and the tensors and axes of the contract."""
+    found = sum(node.op_type == ATTENTION and node.domain == MICROSOFT for node in model.graph)
+    if found != n_layer:
+        raise ExportError(
+            f"the exported graph has {found} {ATTENTION} nodes for {n_layer} layers; expected one a layer"
+        )
+    cache = f"{Axis.BATCH},{n_head},{Axis.CACHE},{head_dim}"
+    shapes = {
+        Name.INPUT_IDS: f"{Axis.BATCH},{Axis.SEQUENCE}",
+        Name.POSITION_IDS: f"{Axis.BATCH},{Axis.SEQUENCE}",
+        Name.SEQLENS_K: Axis.BATCH,
+        Name.TOTAL_SEQUENCE_LENGTH: "",
+        Name.LOGIT_POSITIONS: f"{Axis.BATCH},{Axis.LOGIT}",
+        Name.LOGITS: f"{Axis.BATCH},{Axis.LOGIT},{vocab_size}",
+    }
+    tensors = [*model.graph.inputs, *model.graph.outputs]
+    if [value.name for value in tensors] != native_inputs(n_layer) + native_outputs(n_layer):
+        raise ExportError(f"the exported graph has other tensors than a {Flavour.NATIVE} graph must have")
+    for value in tensors:
+        assert value.name is not None
+        shape = ",".join(str(dim) for dim in value.shape or ())
+        if shape != shapes.get(value.name, cache):
+            raise ExportError(
+                f"{value.name} was exported with axes ({shape}), expected ({shapes.get(value.name, cache)})"
+            )
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Return the head size the attention operator takes: the next multiple of 8."""
+    return -(-head_dim // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE
+
+
+def pad_heads(gpt: GPT, head_dim: int) -> GPT:
+    """Return a copy whose heads are `head_dim` wide, the added columns zero: the same function, at the same scale."""
+    gpt = copy.deepcopy(gpt)
+    n_embd, n_head, old = gpt.config.n_embd, gpt.config.n_head, gpt.config.head_dim
+    for block in gpt.h:
+        attn: Any = block.attn
+        c_attn, c_proj = Conv1D(n_embd, 3 * n_head * head_dim), Conv1D(n_head * head_dim, n_embd)
+        pad = (0, head_dim - old)
+        with torch.no_grad():
+            weight = attn.c_attn.weight.view(n_embd, 3, n_head, old)
+            c_attn.weight.copy_(nn.functional.pad(weight, pad).reshape(n_embd, -1))
+            c_attn.bias.copy_(nn.functional.pad(attn.c_attn.bias.view(3, n_head, old), pad).reshape(-1))
+            rows = attn.c_proj.weight.view(n_head, old, n_embd)
+            c_proj.weight.copy_(nn.functional.pad(rows, (0, 0, *pad)).reshape(-1, n_embd))
+            c_proj.bias.copy_(attn.c_proj.bias)
+        attn.c_attn, attn.c_proj = c_attn, c_proj
+    return gpt
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's exporter from writing about torchvision and axis names that it merges, as it is meant to."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*axis name", category=UserWarning)
+            warnings.filterwarnings("ignore", message=".*treespec", category=FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)

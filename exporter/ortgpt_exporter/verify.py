@@ -1,0 +1,146 @@
+"""Compare an opened graph with the PyTorch network it came from, the way the runtime will use it. Writes nothing.
+
+The oracle is always a full recomputation in PyTorch of one row alone, without cache, padding or batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ortgpt.contract import DType
+from ortgpt.engine import Call, Engine
+from ortgpt_models import GPT
+
+# Largest difference of logits, relative to the largest logit or 1, by the graph's activation type.
+TOLERANCES = {DType.FLOAT32: 1e-4, DType.FLOAT16: 2e-2}
+_DECODE_STEPS = 6
+_MOST_POSITIONS = 64  # of one prefill, spread from its first to its last
+_SEED = 20190214
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One comparison of `positions` logit vectors; `argmax_compared` of them have a margin that makes the winner sure."""
+
+    name: str
+    positions: int
+    max_abs_diff: float
+    max_abs_logit: float
+    tolerance: float
+    argmax_compared: int
+    argmax_differing: int
+
+    @property
+    def passed(self) -> bool:
+        # A NaN anywhere makes the difference NaN, which is not below any bound.
+        return self.max_abs_diff <= self.tolerance and self.argmax_differing == 0
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The checks of one graph."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"passed": self.passed, "checks": [asdict(check) for check in self.checks]}
+
+
+def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda name: None) -> Verification:
+    """Run every check; `on_check` is told the name of each before it runs.
+
+    Prefill of 1, 2 and 17 tokens and of the full context (there at 64 positions); prefill in pieces; cached single
+    steps; a ragged batch, its prefill and its steps. Lengths beyond the context are cut to it.
+    """
+    n_positions = gpt.config.n_positions
+    random = np.random.default_rng(_SEED)
+    vocab_size = min(gpt.config.vocab_size, engine.allowed_vocab_size)
+    steps = min(_DECODE_STEPS, n_positions - 1)
+
+    def text(length: int) -> list[int]:
+        return [int(token_id) for token_id in random.integers(vocab_size, size=min(length, n_positions))]
+
+    # Generators: nothing of a plan runs before its turn.
+    plans: list[tuple[str, Iterator[tuple[Logits, Logits]]]] = []
+    for length in sorted({min(length, n_positions) for length in (1, 2, 17, n_positions)}):
+        plans.append((f"prefill of {length}", _prefill(engine, gpt, text(length))))
+    prompt = text(max(1, min(17, n_positions - steps)))
+    plans.append(("prefill in pieces", _pieces(engine, gpt, prompt)))
+    plans.append((f"{steps} cached steps", _steps(engine, gpt, [prompt], text(steps))))
+    ragged = [prompt, prompt[:1], text(max(1, min(7, n_positions - steps)))]
+    plans.append((f"ragged batch and {steps} steps", _steps(engine, gpt, ragged, text(steps))))
+    checks = []
+    for name, plan in plans:
+        on_check(name)
+        checks.append(_compare(name, plan, TOLERANCES[engine.session.graph.cache.dtype]))
+    return Verification(tuple(checks))
+
+
+def _compare(name: str, pairs: Iterator[tuple[Logits, Logits]], relative_tolerance: float) -> Check:
+    """Fold pairs of (expected, found) logits, (positions, vocab_size) each, into one check."""
+    diffs, logits, margins, winners = [], [], [], []
+    for expected, found in pairs:
+        diffs.append(np.abs(expected - found).max(axis=1))
+        logits.append(np.abs(expected).max(axis=1))
+        top = np.partition(expected, -2, axis=1)[:, -2:]
+        margins.append(top[:, 1] - top[:, 0])
+        winners.append(expected.argmax(axis=1) == found.argmax(axis=1))
+    max_abs_diff, max_abs_logit = float(np.concatenate(diffs).max()), float(np.concatenate(logits).max())
+    certain = np.concatenate(margins) > 2 * max_abs_diff
+    return Check(
+        name=name,
+        positions=len(certain),
+        max_abs_diff=max_abs_diff,
+        max_abs_logit=max_abs_logit,
+        tolerance=relative_tolerance * max(1.0, max_abs_logit),
+        argmax_compared=int(certain.sum()),
+        argmax_differing=int((certain & ~np.concatenate(winners)).sum()),
+    )
+
+
+def _prefill(engine: Engine, gpt: GPT, ids: list[int]) -> Iterator[tuple[Logits, Logits]]:
+    places = np.unique(np.linspace(0, len(ids) - 1, _MOST_POSITIONS).astype(np.int64))
+    yield _oracle(gpt, ids, places), engine.prefill(engine.new_cache(1, len(ids)), [ids], places[None])[0]
+
+
+def _pieces(engine: Engine, gpt: GPT, ids: list[int]) -> Iterator[tuple[Logits, Logits]]:
+    cache = engine.new_cache(1, len(ids))
+    cuts = sorted({0, len(ids) // 3, len(ids) // 2, len(ids)})
+    for start, end in itertools.pairwise(cuts):
+        places = np.arange(end - start)
+        yield _oracle(gpt, ids, places + start), engine.prefill(cache, [ids[start:end]], places[None])[0]
+
+
+def _steps(
+    engine: Engine, gpt: GPT, prompts: Sequence[list[int]], continuation: list[int]
+) -> Iterator[tuple[Logits, Logits]]:
+    """Prefill a batch, then feed every row the same continuation, a token a step."""
+    cache = engine.new_cache(len(prompts), max(len(ids) for ids in prompts) + len(continuation))
+    rows = [[*ids, *continuation] for ids in prompts]
+    expected = [_oracle(gpt, row, np.arange(len(ids) - 1, len(row))) for ids, row in zip(prompts, rows, strict=True)]
+    found = engine.prefill(cache, prompts)
+    yield np.stack([logits[0] for logits in expected]), found[:, 0]
+    call = Call(engine.session, engine.config, cache, sequence_length=1, logit_count=1)
+    for step, token_id in enumerate(continuation):
+        call.input_ids[:, 0] = token_id
+        yield np.stack([logits[step + 1] for logits in expected]), call.run(cache.lengths + 1)[:, 0]
+
+
+@torch.no_grad()
+def _oracle(gpt: GPT, ids: Sequence[int], places: npt.NDArray[np.int64]) -> Logits:
+    """Return PyTorch's logits (places, vocab_size) of one row, computed from nothing."""
+    logits: Logits = gpt(torch.tensor([ids]), logit_positions=torch.from_numpy(places)[None])[0].numpy()
+    return logits

@@ -1,0 +1,18 @@
+"""GPT-2 in PyTorch: configuration, network, weights, training. Imports neither the exporter nor the runtime."""
+
+from ortgpt_models.config import PRESETS, GPTConfig
+from ortgpt_models.errors import ModelError
+from ortgpt_models.gpt import GPT, FullAttention, KVCache
+from ortgpt_models.weights import load_config, load_gpt, save_gpt
+
+__all__ = [
+    "GPT",
+    "PRESETS",
+    "FullAttention",
+    "GPTConfig",
+    "KVCache",
+    "ModelError",
+    "load_config",
+    "load_gpt",
+    "save_gpt",
+]

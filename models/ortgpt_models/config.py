@@ -1,0 +1,126 @@
+"""The shape of a GPT-2 network, in the words of a Hugging Face config.json. Knows nothing of weights or files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ortgpt_models.errors import ModelError
+
+ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu")
+
+# Keys of a Hugging Face GPT-2 config that change the function computed, with the only values that this network has.
+FIXED_KEYS: Mapping[str, tuple[Any, ...]] = {
+    "model_type": ("gpt2",),
+    "tie_word_embeddings": (True,),
+    "add_cross_attention": (False,),
+    "is_encoder_decoder": (False,),
+    "pruned_heads": ({}, None),
+    "quantization_config": (None,),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """Describe a GPT-2 network; the fields are the keys of a Hugging Face GPT-2 config.json.
+
+    Sizes are counts: `n_embd` is the width of the residual stream, `n_inner` the hidden width of the MLP (4 n_embd
+    when None), `n_positions` the longest context in tokens. Raises ModelError naming every field out of range.
+    """
+
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    n_inner: int | None = None
+    activation_function: str = "gelu_new"
+    layer_norm_epsilon: float = 1e-5
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    initializer_range: float = 0.02
+    resid_pdrop: float = 0.1
+    embd_pdrop: float = 0.1
+    attn_pdrop: float = 0.1
+    bos_token_id: int | None = 50256
+    eos_token_id: int | None = 50256
+
+    def __post_init__(self) -> None:
+        faults = list(self._faults())
+        if faults:
+            raise ModelError("unsupported GPT-2 configuration: " + "; ".join(faults))
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def inner_dim(self) -> int:
+        return 4 * self.n_embd if self.n_inner is None else self.n_inner
+
+    def attention_scale(self, layer_index: int) -> float:
+        """Return the factor on the query-key products of layer `layer_index` (counted from 0)."""
+        scale = self.head_dim**-0.5 if self.scale_attn_weights else 1.0
+        return scale / (layer_index + 1) if self.scale_attn_by_inverse_layer_idx else scale
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> GPTConfig:
+        """Read the keys of a parsed config.json; other keys that do not change the network are ignored.
+
+        Raises ModelError naming every key whose value this network cannot honour.
+        """
+        faults = [
+            f"{key} = {values[key]!r} (accepted: {allowed[0]!r})"
+            for key, allowed in FIXED_KEYS.items()
+            if key in values and values[key] not in allowed
+        ]
+        if faults:
+            raise ModelError("unsupported GPT-2 configuration: " + "; ".join(faults))
+        known = {field.name for field in fields(cls)}
+        return cls(**{key: value for key, value in values.items() if key in known})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of the config.json that `transformers` would read as this network."""
+        return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **asdict(self)}
+
+    def _faults(self) -> list[str]:
+        faults = []
+
+        def check(name: str, good: bool, accepted: str) -> None:
+            if not good:
+                faults.append(f"{name} = {getattr(self, name)!r} (accepted: {accepted})")
+
+        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"):
+            check(name, _is_int(getattr(self, name), 1), "an integer of 1 or more")
+        check("n_inner", self.n_inner is None or _is_int(self.n_inner, 1), "null or an integer of 1 or more")
+        check("activation_function", self.activation_function in ACTIVATIONS, ", ".join(ACTIVATIONS))
+        for name in ("layer_norm_epsilon", "initializer_range"):
+            check(name, _is_number(getattr(self, name)) and 0 < getattr(self, name) < 1, "a number between 0 and 1")
+        for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
+            check(name, _is_number(getattr(self, name)) and 0 <= getattr(self, name) < 1, "a number from 0 to below 1")
+        for name in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx"):
+            check(name, isinstance(getattr(self, name), bool), "true or false")
+        for name in ("bos_token_id", "eos_token_id"):
+            value = getattr(self, name)
+            check(name, value is None or _is_int(value, 0), "null or an integer of 0 or more")
+        if not faults and self.n_embd % self.n_head:
+            faults.append(f"n_embd = {self.n_embd} with n_head = {self.n_head} (accepted: n_embd a multiple of n_head)")
+        return faults
+
+
+def _is_int(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+PRESETS: Mapping[str, GPTConfig] = {
+    "gpt2": GPTConfig(),
+    "gpt2-medium": GPTConfig(n_embd=1024, n_layer=24, n_head=16),
+    "gpt2-large": GPTConfig(n_embd=1280, n_layer=36, n_head=20),
+    "gpt2-xl": GPTConfig(n_embd=1600, n_layer=48, n_head=25),
+    "minigpt": GPTConfig(n_embd=128, n_layer=4, n_head=4, n_positions=256),
+}

@@ -1,0 +1,195 @@
+"""The GPT-2 network. Module names equal those of a Hugging Face checkpoint, so that weights load by name.
+
+How a layer attends is not the network's business: it hands query, key and value of the new tokens to an `Attend`
+and takes what comes back. `FullAttention` sees the tokens of one call, `KVCache` also those of the calls before it,
+and an exporter may pass its own. Knows nothing of files, text or ONNX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ortgpt_models.config import GPTConfig
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu_new": lambda: nn.GELU(approximate="tanh"),
+    "gelu": nn.GELU,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+}
+
+
+class Attend(Protocol):
+    """Causal attention of new tokens to themselves and, if it keeps any, to the tokens before them."""
+
+    def __call__(self, layer_index: int, qkv: Tensor, scale: float) -> Tensor:
+        """Map `qkv` (batch, seq, 3 × width; query, key, value side by side) to (batch, seq, width)."""
+        ...
+
+
+class FullAttention:
+    """Attend within one call: token i sees the tokens 0 to i."""
+
+    def __init__(self, n_head: int, dropout: float = 0.0) -> None:
+        self.n_head = n_head
+        self.dropout = dropout
+
+    def __call__(self, layer_index: int, qkv: Tensor, scale: float) -> Tensor:
+        query, key, value = split_heads(qkv, self.n_head)
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, dropout_p=self.dropout)
+        return merge_heads(out)
+
+
+class KVCache:
+    """Attend to everything given since the cache was made; grows with each call.
+
+    One row of keys and values a layer and token, (batch, n_head, length, head_dim). Rows of a batch have equal length.
+    """
+
+    def __init__(self, n_head: int) -> None:
+        self.n_head = n_head
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def length(self) -> int:
+        """The number of tokens held."""
+        return self._layers[0][0].shape[2] if self._layers else 0
+
+    def __call__(self, layer_index: int, qkv: Tensor, scale: float) -> Tensor:
+        query, key, value = split_heads(qkv, self.n_head)
+        if layer_index in self._layers:
+            past_key, past_value = self._layers[layer_index]
+            key, value = torch.cat((past_key, key), dim=2), torch.cat((past_value, value), dim=2)
+        self._layers[layer_index] = key, value
+        new, total = query.shape[2], key.shape[2]
+        visible = torch.ones(new, total, dtype=torch.bool, device=qkv.device).tril(total - new)
+        return merge_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale))
+
+
+def split_heads(qkv: Tensor, n_head: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Split (batch, seq, 3 × width) into query, key and value of (batch, n_head, seq, head_dim) each."""
+    batch, seq, width = qkv.shape
+    query, key, value = qkv.view(batch, seq, 3, n_head, width // 3 // n_head).permute(2, 0, 3, 1, 4)
+    return query, key, value
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """Turn (batch, n_head, seq, head_dim) into (batch, seq, n_head × head_dim)."""
+    batch, n_head, seq, head_dim = x.shape
+    return x.transpose(1, 2).reshape(batch, seq, n_head * head_dim)
+
+
+class Conv1D(nn.Module):
+    """A linear layer whose weight is stored (in, out), the way GPT-2 checkpoints have it."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_in, n_out))
+        self.bias = nn.Parameter(torch.empty(n_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+class Attention(nn.Module):
+    def __init__(self, config: GPTConfig, layer_index: int) -> None:
+        super().__init__()
+        self.layer_index = layer_index
+        self.scale = config.attention_scale(layer_index)
+        self.c_attn = Conv1D(config.n_embd, 3 * config.n_embd)
+        self.c_proj = Conv1D(config.n_embd, config.n_embd)
+        self.resid_dropout = nn.Dropout(config.resid_pdrop)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        qkv = self.c_attn(x)  # (batch, seq, 3 × n_embd)
+        out: Tensor = self.resid_dropout(self.c_proj(attend(self.layer_index, qkv, self.scale)))
+        return out
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.c_fc = Conv1D(config.n_embd, config.inner_dim)
+        self.act = _ACTIVATIONS[config.activation_function]()
+        self.c_proj = Conv1D(config.inner_dim, config.n_embd)
+        self.dropout = nn.Dropout(config.resid_pdrop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.c_proj(self.act(self.c_fc(x))))
+        return out
+
+
+class Block(nn.Module):
+    """One layer: attention, then MLP, each behind a LayerNorm and added to the residual stream (pre-norm)."""
+
+    def __init__(self, config: GPTConfig, layer_index: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = Attention(config, layer_index)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        x = x + self.attn(self.ln_1(x), attend)
+        out: Tensor = x + self.mlp(self.ln_2(x))
+        return out
+
+
+class GPT(nn.Module):
+    """GPT-2 with its language-model head, which is the token embedding itself (Radford et al. 2019).
+
+    Weights are drawn as GPT-2's were: N(0, initializer_range), residual projections divided by √(2 n_layer),
+    biases 0, LayerNorm (1, 0).
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.n_positions, config.n_embd)
+        self.drop = nn.Dropout(config.embd_pdrop)
+        self.h = nn.ModuleList(Block(config, index) for index in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self._init_weights()
+
+    def _init_weights(self) -> None:
+        std = self.config.initializer_range
+        residual_std = std / (2 * self.config.n_layer) ** 0.5
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif name.endswith("c_proj.weight"):
+                nn.init.normal_(parameter, std=residual_std)
+            elif parameter.dim() == 2:
+                nn.init.normal_(parameter, std=std)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        *,
+        attend: Attend | None = None,
+        logit_positions: Tensor | None = None,
+    ) -> Tensor:
+        """Return the logits of the next token.
+
+        `input_ids` and `position_ids` are int64 (batch, seq); positions count on from what a KVCache holds, else from
+        0, when not given. `logit_positions`, int64 (batch, logit_count), picks the places within seq whose logits are
+        computed (all when None). Result: (batch, seq or logit_count, vocab_size).
+        """
+        if attend is None:
+            attend = FullAttention(self.config.n_head, self.config.attn_pdrop if self.training else 0.0)
+        if position_ids is None:
+            start = attend.length if isinstance(attend, KVCache) else 0
+            position_ids = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)
+        x = self.drop(self.wte(input_ids) + self.wpe(position_ids))  # (batch, seq, n_embd)
+        for block in self.h:
+            x = block(x, attend)
+        if logit_positions is not None:
+            x = x.gather(1, logit_positions[..., None].expand(-1, -1, x.shape[2]))  # (batch, logit_count, n_embd)
+        return F.linear(self.ln_f(x), self.wte.weight)

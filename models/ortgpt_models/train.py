@@ -1,0 +1,307 @@
+"""Train a small GPT-2 from scratch on plain text, into a Hugging Face folder.
+
+One process, one corpus that fits in memory. Every random choice of step s follows from (seed, s) alone, so a training
+that was interrupted goes on exactly as it would have gone. Knows nothing of ONNX.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import ByteLevelBPETokenizer
+from torch import Tensor
+from torch.nn import functional as F
+
+from ortgpt_models.config import GPTConfig
+from ortgpt_models.errors import ModelError
+from ortgpt_models.folder import refuse_existing, write_folder
+from ortgpt_models.gpt import GPT
+from ortgpt_models.weights import save_gpt
+
+END_OF_TEXT = "<|endoftext|>"
+RECORD_FILE = "training.json"
+_HELD_OUT_SHARE = 0.05
+_ADAM_BETAS = (0.9, 0.95)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Say how to train: the network's shape, then the optimisation (AdamW, warm-up, cosine to zero).
+
+    `vocab_size` counts tokens including end-of-text, `n_positions` the context in tokens, `batch_size` contexts a step.
+    `dropout` acts on the embeddings and the residual branches. `bfloat16` runs the matrix products in bfloat16, which
+    is faster on CPUs that have it. Raises ModelError naming every field out of range.
+    """
+
+    n_layer: int = 6
+    n_head: int = 4
+    n_embd: int = 256
+    n_positions: int = 256
+    vocab_size: int = 4096
+    dropout: float = 0.1
+    steps: int = 2000
+    batch_size: int = 16
+    learning_rate: float = 1.5e-3
+    warmup_steps: int = 100
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    seed: int = 0
+    bfloat16: bool = False
+    evaluate_every: int = 250
+    save_every: int = 100
+
+    def __post_init__(self) -> None:
+        least = {"vocab_size": 257, "steps": 1, "batch_size": 1, "warmup_steps": 0, "seed": 0}
+        least |= {"evaluate_every": 1, "save_every": 1}
+        values = asdict(self)
+        faults = [
+            f"{name} = {values[name]} (accepted: {low} or more)" for name, low in least.items() if values[name] < low
+        ]
+        faults += [
+            f"{name} = {values[name]} (accepted: above 0)"
+            for name in ("learning_rate", "clip_norm")
+            if not 0 < values[name] < math.inf
+        ]
+        if not 0 <= self.weight_decay < math.inf:
+            faults.append(f"weight_decay = {self.weight_decay} (accepted: 0 or more)")
+        if faults:
+            raise ModelError("unusable training recipe: " + "; ".join(faults))
+        self.gpt_config(end_of_text_id=0)
+
+    def gpt_config(self, *, end_of_text_id: int) -> GPTConfig:
+        return GPTConfig(
+            vocab_size=self.vocab_size,
+            n_positions=self.n_positions,
+            n_embd=self.n_embd,
+            n_layer=self.n_layer,
+            n_head=self.n_head,
+            resid_pdrop=self.dropout,
+            embd_pdrop=self.dropout,
+            attn_pdrop=0.0,
+            bos_token_id=end_of_text_id,
+            eos_token_id=end_of_text_id,
+        )
+
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of `step` (counted from 0): linear warm-up, then half a cosine down to zero."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One training step: `loss` in nats per token, `held_out` in bits per byte at steps that evaluate, else None."""
+
+    step: int
+    steps: int
+    loss: float
+    held_out: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token ids (int64) to train on and to measure on, and the size in bytes of the text measured on."""
+
+    tokenizer: ByteLevelBPETokenizer
+    train_ids: Tensor
+    held_out_ids: Tensor
+    held_out_bytes: int
+    end_of_text_id: int
+    sha256: str
+
+
+def train(
+    texts: Sequence[Path],
+    out: Path,
+    *,
+    recipe: Recipe,
+    held_out: Path | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> float:
+    """Train on UTF-8 text files and write the checkpoint folder `out`; return the held-out loss in bits per byte.
+
+    Without `held_out` the last 5% of the text is held out. State is saved beside `out` every `save_every` steps, and a
+    later call with the same recipe and texts goes on from there. Raises ModelError for text or recipe that cannot
+    serve and FileExistsError when `out` is already there.
+    """
+    refuse_existing(out)
+    corpus = read_corpus(texts, held_out, recipe)
+    torch.manual_seed(recipe.seed)
+    gpt = GPT(recipe.gpt_config(end_of_text_id=corpus.end_of_text_id))
+    optimizer = _make_optimizer(gpt, recipe)
+    state = _TrainingState(out, recipe, corpus.sha256)
+    first_step = state.load(gpt, optimizer)
+    for step in range(first_step, recipe.steps):
+        started = time.perf_counter()
+        loss = _train_step(gpt, optimizer, corpus.train_ids, recipe, step)
+        if not math.isfinite(loss):
+            raise ModelError(f"loss became {loss} at step {step}; use a learning rate below {recipe.learning_rate}")
+        seconds = time.perf_counter() - started
+        done = step + 1
+        if done % recipe.save_every == 0 and done < recipe.steps:
+            state.save(gpt, optimizer, done)
+        measure = done % recipe.evaluate_every == 0 and done < recipe.steps
+        bits = bits_per_byte(gpt, corpus, recipe.batch_size) if measure else None
+        on_progress(Progress(done, recipe.steps, loss, bits, seconds))
+    gpt.half().float()  # measure what is written: float16 weights
+    bits = bits_per_byte(gpt, corpus, recipe.batch_size)
+    _write_checkpoint(gpt, corpus, recipe, texts, held_out, bits, out)
+    state.remove()
+    return bits
+
+
+def read_corpus(texts: Sequence[Path], held_out: Path | None, recipe: Recipe) -> Corpus:
+    """Read the texts, train a byte-level BPE on the part that is trained on, and encode both parts."""
+    documents = [_read_text(path) for path in texts]
+    if held_out is None:
+        joined = f"{END_OF_TEXT}".join(documents)
+        cut = int(len(joined) * (1 - _HELD_OUT_SHARE))
+        documents, measured = joined[:cut].split(END_OF_TEXT), joined[cut:].replace(END_OF_TEXT, "")
+    else:
+        measured = _read_text(held_out)
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
+        iter(documents), vocab_size=recipe.vocab_size, special_tokens=[END_OF_TEXT], show_progress=False
+    )
+    if tokenizer.get_vocab_size() != recipe.vocab_size:
+        raise ModelError(
+            f"the text yields a vocabulary of only {tokenizer.get_vocab_size()} tokens, {recipe.vocab_size} were asked "
+            "for; use more text or a smaller vocab_size"
+        )
+    end_of_text_id = tokenizer.encode(END_OF_TEXT).ids[0]
+    train_ids = [token_id for text in documents for token_id in [*tokenizer.encode(text).ids, end_of_text_id]]
+    held_out_ids = [end_of_text_id, *tokenizer.encode(measured).ids]
+    if len(train_ids) <= recipe.n_positions or len(held_out_ids) < 2:
+        raise ModelError(
+            f"{len(train_ids)} tokens to train on and {len(held_out_ids) - 1} held out are too few; "
+            f"needed are more than n_positions = {recipe.n_positions} and at least 1"
+        )
+    digest = hashlib.sha256(json.dumps([documents, measured]).encode()).hexdigest()
+    measured_bytes = len(measured.encode())
+    return Corpus(
+        tokenizer, torch.tensor(train_ids), torch.tensor(held_out_ids), measured_bytes, end_of_text_id, digest
+    )
+
+
+@torch.no_grad()
+def bits_per_byte(gpt: GPT, corpus: Corpus, batch_size: int) -> float:
+    """Return the loss on the held-out text in bits per UTF-8 byte, in windows of n_positions that do not overlap."""
+    gpt.eval()
+    length = gpt.config.n_positions
+    inputs, targets = corpus.held_out_ids[:-1], corpus.held_out_ids[1:]
+    whole = len(inputs) // length * length
+    batches = [
+        *zip(
+            torch.split(inputs[:whole].view(-1, length), batch_size),
+            torch.split(targets[:whole].view(-1, length), batch_size),
+            strict=True,
+        ),
+        (inputs[None, whole:], targets[None, whole:]),
+    ]
+    nats = 0.0
+    for x, y in batches:
+        if x.numel():
+            nats += F.cross_entropy(gpt(x).flatten(0, 1), y.flatten(), reduction="sum").item()
+    return nats / math.log(2) / corpus.held_out_bytes
+
+
+def _read_text(path: Path) -> str:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} is not UTF-8 text: {error}; convert it first") from None
+    if not text.strip():
+        raise ModelError(f"{path} holds no text")
+    if END_OF_TEXT in text:
+        raise ModelError(f"{path} holds the text {END_OF_TEXT}, which marks the end of a document; remove it")
+    return text
+
+
+def _make_optimizer(gpt: GPT, recipe: Recipe) -> torch.optim.Optimizer:
+    matrices = [parameter for parameter in gpt.parameters() if parameter.dim() == 2]
+    vectors = [parameter for parameter in gpt.parameters() if parameter.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=_ADAM_BETAS, fused=True)
+
+
+def _train_step(gpt: GPT, optimizer: torch.optim.Optimizer, ids: Tensor, recipe: Recipe, step: int) -> float:
+    torch.manual_seed(recipe.seed * 1_000_003 + step)  # windows and dropout of this step, whatever came before
+    starts = torch.randint(len(ids) - recipe.n_positions, (recipe.batch_size, 1))
+    windows = ids[starts + torch.arange(recipe.n_positions + 1)]  # (batch, n_positions + 1)
+    gpt.train()
+    with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
+        logits = gpt(windows[:, :-1])
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    torch.nn.utils.clip_grad_norm_(gpt.parameters(), recipe.clip_norm)
+    for group in optimizer.param_groups:
+        group["lr"] = recipe.learning_rate_at(step)
+    optimizer.step()
+    return loss.item()
+
+
+class _TrainingState:
+    """The unfinished training of one checkpoint, kept in a folder beside it."""
+
+    def __init__(self, out: Path, recipe: Recipe, corpus_sha256: str) -> None:
+        self.folder = out.with_name(out.name + ".training")
+        self.path = self.folder / "state.pt"
+        self.identity = json.dumps({"recipe": asdict(recipe), "corpus": corpus_sha256}, sort_keys=True)
+
+    def load(self, gpt: GPT, optimizer: torch.optim.Optimizer) -> int:
+        """Restore what was saved, if anything was; return the number of steps already done."""
+        if not self.path.exists():
+            return 0
+        try:
+            state = torch.load(self.path, weights_only=True)
+        except Exception as error:  # torch.load raises many kinds for a damaged file
+            raise ModelError(f"{self.path} cannot be read ({error}); remove {self.folder} to start anew") from error
+        if state["identity"] != self.identity:
+            raise ModelError(
+                f"{self.folder} holds an unfinished training with another recipe or other texts; "
+                "go on with the same ones, or remove it to start anew"
+            )
+        gpt.load_state_dict(state["gpt"])
+        optimizer.load_state_dict(state["optimizer"])
+        return int(state["step"])
+
+    def save(self, gpt: GPT, optimizer: torch.optim.Optimizer, step: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".partial")
+        state = {"identity": self.identity, "gpt": gpt.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        torch.save(state, partial)
+        os.replace(partial, self.path)
+
+    def remove(self) -> None:
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+
+
+def _write_checkpoint(
+    gpt: GPT, corpus: Corpus, recipe: Recipe, texts: Sequence[Path], held_out: Path | None, bits: float, out: Path
+) -> None:
+    record = {
+        "recipe": asdict(recipe),
+        "texts": [path.name for path in texts],
+        "held_out": held_out.name if held_out else f"last {_HELD_OUT_SHARE:.0%} of the text",
+        "corpus_sha256": corpus.sha256,
+        "train_tokens": len(corpus.train_ids),
+        "held_out_bits_per_byte": round(bits, 5),
+    }
+    with write_folder(out) as folder:
+        save_gpt(gpt, folder, dtype=torch.float16)
+        corpus.tokenizer.save_model(str(folder))
+        (folder / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,162 @@
+"""A bundle on disk: the folder is compared with its manifest before anything in it is used. Opens no model."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ortgpt.contract import File
+from ortgpt.errors import BundleError, BundleNotFoundError
+from ortgpt.manifest import FileEntry, Manifest
+from ortgpt.strict_json import read_json_object
+
+_OWN_NAMES = frozenset(value for name, value in vars(File).items() if name.isupper())
+_REQUIRED = (File.CONFIG, File.GENERATION_CONFIG, File.VOCAB, File.MERGES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What the runtime needs of config.json; the names are Hugging Face's."""
+
+    n_layer: int
+    n_head: int
+    n_positions: int
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
+        """Read a parsed config.json. Raises BundleError naming every value that does not fit."""
+        counts: dict[str, Any] = {name: values.get(name) for name in ("n_layer", "n_head", "n_positions", "vocab_size")}
+        faults = [
+            f"{name} = {value!r} (accepted: an integer of 1 or more)"
+            for name, value in counts.items()
+            if type(value) is not int or value < 1
+        ]
+        special = {name: values.get(name) for name in ("bos_token_id", "eos_token_id")}
+        faults += [
+            f"{name} = {value!r} (accepted: null or an id of the vocabulary)"
+            for name, value in special.items()
+            if value is not None and not (type(value) is int and 0 <= value < (counts["vocab_size"] or 0))
+        ]
+        if faults:
+            raise BundleError(f"{File.CONFIG} has faults: " + "; ".join(faults))
+        eos = special["eos_token_id"]
+        return cls(**counts, bos_token_id=special["bos_token_id"], eos_token_ids=() if eos is None else (eos,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """An opened bundle: folder, manifest, configuration and the generation defaults as parsed JSON."""
+
+    path: Path
+    manifest: Manifest
+    config: ModelConfig
+    generation_config: Mapping[str, Any]
+
+    def verify_hashes(self) -> None:
+        """Read every listed file. Raises BundleError naming each whose sha256 is not the manifest's."""
+        faults = [
+            f"{name} does not have the sha256 of the manifest"
+            for name, entry in self.manifest.files.items()
+            if sha256_of(self.path / name) != entry.sha256
+        ]
+        if faults:
+            raise BundleError(_damaged(self.path, faults))
+
+
+def open_bundle(path: str | os.PathLike[str]) -> Bundle:
+    """Open a bundle folder and check that it holds exactly what its manifest lists (sizes; not yet the hashes).
+
+    Raises BundleNotFoundError when there is no bundle at `path`, BundleError with every fault found otherwise.
+    """
+    folder = Path(path)
+    manifest_path = folder / File.MANIFEST
+    if not folder.is_dir():
+        state = "is a file" if folder.exists() else "does not exist"
+        raise BundleNotFoundError(f"{folder} {state}; expected a bundle folder, as `ortgpt export` writes it")
+    if not manifest_path.is_file():
+        raise BundleNotFoundError(f"{folder} holds no {File.MANIFEST}; expected a bundle, as `ortgpt export` writes it")
+    try:
+        manifest = Manifest.from_values(read_json_object(manifest_path))
+    except BundleError as error:
+        raise BundleError(f"{folder}: {error}") from None
+    faults = list(_folder_faults(folder, manifest))
+    if faults:
+        raise BundleError(_damaged(folder, faults))
+    return Bundle(
+        path=folder,
+        manifest=manifest,
+        config=ModelConfig.from_dict(read_json_object(folder / File.CONFIG)),
+        generation_config=read_json_object(folder / File.GENERATION_CONFIG),
+    )
+
+
+def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
+    """State the present size and sha256 of every listed file in the manifest; return the names that had changed.
+
+    For use after a hand edit, of generation_config.json say. Raises BundleError when a listed file is missing or the
+    manifest itself is damaged.
+    """
+    folder = Path(path)
+    manifest = Manifest.from_values(read_json_object(folder / File.MANIFEST))
+    missing = [f"{name} is missing" for name in manifest.files if not (folder / name).is_file()]
+    if missing:
+        raise BundleError(_damaged(folder, missing))
+    files = describe_files(folder, manifest.files)
+    changed = [name for name, entry in files.items() if entry != manifest.files[name]]
+    partial = folder / f".{File.MANIFEST}.partial"
+    try:
+        partial.write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
+        os.replace(partial, folder / File.MANIFEST)
+    finally:
+        partial.unlink(missing_ok=True)
+    return changed
+
+
+def describe_files(folder: Path, names: Iterator[str] | Mapping[str, Any] | list[str]) -> dict[str, FileEntry]:
+    """Return size and sha256 of the named files."""
+    return {
+        name: FileEntry(size=(folder / name).stat().st_size, sha256=sha256_of(folder / name)) for name in sorted(names)
+    }
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _folder_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
+    for name in (*_REQUIRED, *(graph.file for graph in manifest.graphs)):
+        if name not in manifest.files:
+            yield f"{name!r} is not listed in the manifest"
+    root = folder.resolve()
+    for name, entry in manifest.files.items():
+        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+            yield f"the manifest lists {name!r}, which is not a plain file name"
+        elif not (folder / name).is_file():
+            yield f"{name} is missing"
+        elif (folder / name).resolve().parent != root:
+            yield f"{name} is a link out of the bundle"
+        elif (size := (folder / name).stat().st_size) != entry.size:
+            yield f"{name} has {size:,} bytes, the manifest says {entry.size:,}"
+    for found in sorted(folder.iterdir()):
+        known = found.name in manifest.files or found.name == File.MANIFEST
+        if not known and (found.name in _OWN_NAMES or ".onnx" in found.name):
+            yield f"{found.name} is not listed in the manifest"
+
+
+def _damaged(folder: Path, faults: list[str]) -> str:
+    return (
+        f"{folder} is not intact: {'; '.join(faults)}. Copy or export it anew "
+        "(after an edit by hand: `ortgpt seal` states the new hashes)"
+    )

@@ -1,0 +1,199 @@
+"""The command line of the runtime: the answer on stdout, everything else on stderr. The only module that prints.
+
+Commands that need more than the runtime join through the entry-point group `ortgpt.commands`, loaded when called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ortgpt import __version__
+from ortgpt.bundle import Bundle, open_bundle, seal_bundle
+from ortgpt.errors import OptionError, OrtGptError
+from ortgpt.generator import Completion, Generator, load
+
+_COMMANDS_GROUP = "ortgpt.commands"
+
+
+class _Main(click.Group):
+    """Adds the entry-point commands, and turns errors that input can cause into one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *(point.name for point in _entry_points())})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            return command
+        for point in _entry_points():
+            if point.name == cmd_name:
+                loaded: click.Command = point.load()
+                return loaded
+        return None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OptionError as error:
+            raise click.UsageError(str(error)) from error
+        except BrokenPipeError:
+            raise
+        except (OrtGptError, OSError) as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ortgpt")
+def main() -> None:
+    """GPT-2 in PyTorch to ONNX bundles, and text from them without PyTorch."""
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("prompt", required=False, default="")
+@click.option("--max-new-tokens", type=int, help="At most this many tokens. [default: 128, or what the context leaves]")
+@click.option("--min-new-tokens", type=int, help="No end-of-text before this many tokens.")
+@click.option("--temperature", type=float, help="Above 0 divides the logits before drawing; 0 is greedy.")
+@click.option("--top-k", type=int, help="Draw among the k most likely; 0 for all. [default: 50 when drawing]")
+@click.option("--top-p", type=float, help="Draw among the most likely that together reach this probability.")
+@click.option("--repetition-penalty", type=float, help="Above 1 makes tokens that occurred less likely.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End the continuation at this text; may be repeated.")
+@click.option("--seed", type=int, help="Draw reproducibly.")
+@click.option("--greedy", is_flag=True, help="Take the most likely token at each step.")
+@click.option("--echo", is_flag=True, help="Write the prompt before the continuation.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object instead of the text.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--threads", type=int, help="CPU threads. [default: the CPUs this process may use]")
+def generate(
+    bundle: Path, prompt: str, stop: tuple[str, ...], greedy: bool, echo: bool, as_json: bool, device: str,
+    threads: int | None, **options: Any,
+) -> None:  # fmt: skip
+    """Continue PROMPT with the model in BUNDLE; - reads the prompt from standard input, none starts afresh.
+
+    The most likely token is taken at each step, unless a temperature, --top-k, --top-p or --seed asks for draws.
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if stop:
+        given["stop"] = list(stop)
+    if greedy:
+        given["do_sample"] = False
+    with load(bundle, device=device, threads=threads) as generator:
+        if as_json:
+            completion = generator.generate(text, **given)
+            click.echo(json.dumps(_completion_values(completion, text if echo else ""), ensure_ascii=False))
+        else:
+            _write_stream(generator, text, echo, given)
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("file", type=click.File("r", encoding="utf-8"), default="-")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--threads", type=int, help="CPU threads. [default: the CPUs this process may use]")
+def score(bundle: Path, file: Any, as_json: bool, device: str, threads: int | None) -> None:
+    """Measure how well the model in BUNDLE predicts the text in FILE, or on standard input."""
+    try:
+        text = file.read()
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"{file.name} is not UTF-8 text: {error}; convert it first") from error
+    with load(bundle, device=device, threads=threads) as generator:
+        result = generator.score(text)
+    values = {
+        "perplexity": result.perplexity,
+        "bits_per_byte": result.bits_per_byte,
+        "nll": result.nll,
+        "tokens": result.tokens,
+    }
+    if as_json:
+        click.echo(json.dumps(values))
+    else:
+        for name, value in values.items():
+            click.echo(f"{name:<14} {value:,}" if name == "tokens" else f"{name:<14} {value:,.4f}")
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+def info(bundle: Path, as_json: bool) -> None:
+    """Say what BUNDLE is: model, precision, source, files, and how it was verified."""
+    values = _info_values(open_bundle(bundle))
+    if as_json:
+        click.echo(json.dumps(values, ensure_ascii=False))
+    else:
+        for name, value in values.items():
+            click.echo(f"{name:<22} {_shown(value)}")
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+def seal(bundle: Path) -> None:
+    """State the present hashes of BUNDLE's files, after an edit by hand of generation_config.json, say."""
+    changed = seal_bundle(bundle)
+    click.echo(f"{bundle}: {', '.join(changed) or 'nothing'} changed", err=True)
+
+
+def _write_stream(generator: Generator, text: str, echo: bool, options: dict[str, Any]) -> None:
+    stdout = click.get_binary_stream("stdout")
+
+    def write(piece: str) -> None:
+        stdout.write(piece.encode("utf-8", errors="replace"))
+        stdout.flush()
+
+    pieces = generator.stream(text, **options)
+    if echo:
+        write(text)
+    for piece in pieces:
+        write(piece.text)
+    write("\n")
+
+
+def _completion_values(completion: Completion, echoed: str) -> dict[str, Any]:
+    values = dataclasses.asdict(completion)
+    return values | {"text": echoed + completion.text}
+
+
+def _info_values(bundle: Bundle) -> dict[str, Any]:
+    manifest, config = bundle.manifest, bundle.config
+    return {
+        "path": str(bundle.path),
+        "task": manifest.task,
+        "precision": manifest.precision.dtype,
+        "recipe": manifest.precision.recipe,
+        "promise": dict(manifest.precision.promise),
+        "targets": [graph.target for graph in manifest.graphs],
+        "flavours": [graph.flavour for graph in manifest.graphs],
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_positions": config.n_positions,
+        "vocab_size": config.vocab_size,
+        "masked_tokens": manifest.masked_tokens,
+        "source": dataclasses.asdict(manifest.source),
+        "minimum_onnxruntime": manifest.minimum_onnxruntime,
+        "size_bytes": sum(entry.size for entry in manifest.files.values()),
+        "files": {name: entry.size for name, entry in manifest.files.items()},
+        "verification": dict(manifest.verification),
+    }
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict) and "checks" in value:
+        worst = max((check["max_abs_diff"] / check["tolerance"] for check in value["checks"]), default=0.0)
+        return f"{len(value['checks'])} checks against PyTorch, the worst at {worst:.1%} of what is accepted"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items() if item is not None)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _entry_points() -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points(group=_COMMANDS_GROUP)

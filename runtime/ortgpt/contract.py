@@ -1,0 +1,156 @@
+"""The contract between exporter and runtime: tensor names, bundle file names, manifest keys and their known values.
+
+The only module in which these strings stand. It holds names, no behaviour beyond composing them.
+"""
+
+from __future__ import annotations
+
+FORMAT_MAJOR = 1
+FORMAT_MINOR = 0
+MINIMUM_ONNXRUNTIME = "1.23.0"
+
+
+class File:
+    """Names of the files in a bundle."""
+
+    MANIFEST = "ortgpt.json"
+    MODEL = "model.onnx"
+    CONFIG = "config.json"
+    GENERATION_CONFIG = "generation_config.json"
+    VOCAB = "vocab.json"
+    MERGES = "merges.txt"
+
+
+class Tensor:
+    """Names of graph inputs and outputs. Layers count from 0."""
+
+    INPUT_IDS = "input_ids"  # int64 (batch_size, sequence_length)
+    POSITION_IDS = "position_ids"  # int64 (batch_size, sequence_length)
+    SEQLENS_K = "seqlens_k"  # int32 (batch_size): valid positions of each row after this call, less 1
+    TOTAL_SEQUENCE_LENGTH = "total_sequence_length"  # int32 scalar: the longest row's valid positions after this call
+    LOGIT_POSITIONS = "logit_positions"  # int64 (batch_size, logit_count)
+    LOGITS = "logits"  # float32 or float16 (batch_size, logit_count, vocab_size)
+
+    @staticmethod
+    def past(layer: int, kind: str) -> str:
+        return f"past_key_values.{layer}.{kind}"  # (batch_size, n_head, cache_length, head_dim)
+
+    @staticmethod
+    def present(layer: int, kind: str) -> str:
+        return f"present.{layer}.{kind}"  # as past
+
+
+KEY_VALUE = ("key", "value")
+
+
+def past_names(n_layer: int) -> list[str]:
+    return [Tensor.past(layer, kind) for layer in range(n_layer) for kind in KEY_VALUE]
+
+
+def present_names(n_layer: int) -> list[str]:
+    return [Tensor.present(layer, kind) for layer in range(n_layer) for kind in KEY_VALUE]
+
+
+def native_inputs(n_layer: int) -> list[str]:
+    """Return the inputs of a native graph, in order."""
+    return [
+        Tensor.INPUT_IDS,
+        Tensor.POSITION_IDS,
+        Tensor.SEQLENS_K,
+        Tensor.TOTAL_SEQUENCE_LENGTH,
+        Tensor.LOGIT_POSITIONS,
+        *past_names(n_layer),
+    ]
+
+
+def native_outputs(n_layer: int) -> list[str]:
+    """Return the outputs of a native graph, in order."""
+    return [Tensor.LOGITS, *present_names(n_layer)]
+
+
+class Axis:
+    """Names of the dynamic axes."""
+
+    BATCH = "batch_size"
+    SEQUENCE = "sequence_length"
+    CACHE = "cache_length"
+    LOGIT = "logit_count"
+
+
+class Key:
+    """Keys of the manifest, nested ones included."""
+
+    FORMAT = "format"
+    MAJOR = "major"
+    MINOR = "minor"
+    TASK = "task"
+    ARCHITECTURE = "architecture"
+    NORM = "norm"
+    TOKENIZER = "tokenizer"
+    GRAPHS = "graphs"
+    ROLE = "role"
+    FILE = "file"
+    FLAVOUR = "flavour"
+    TARGET = "target"
+    CACHE = "cache"
+    KIND = "kind"
+    DTYPE = "dtype"
+    HEAD_DIM = "head_dim"
+    INPUTS = "inputs"
+    OUTPUTS = "outputs"
+    PRECISION = "precision"
+    RECIPE = "recipe"
+    PARAMETERS = "parameters"
+    PROMISE = "promise"
+    SOURCE = "source"
+    ID = "id"
+    REVISION = "revision"
+    SHA256 = "sha256"
+    LICENCE = "licence"
+    MINIMUM_ONNXRUNTIME = "minimum_onnxruntime"
+    MASKED_TOKENS = "masked_tokens"
+    FILES = "files"
+    SIZE = "size"
+    VERIFICATION = "verification"
+
+
+class Task:
+    TEXT_GENERATION = "text-generation"
+
+
+class Norm:
+    PRE = "pre"
+
+
+class TokenizerKind:
+    BYTE_LEVEL_BPE = "byte-level-bpe"
+
+
+class Role:
+    """What a graph computes. A bundle may later hold graphs of further roles; the runtime passes over unknown ones."""
+
+    DECODER = "decoder"  # serves prefill and decode alike
+
+
+class Flavour:
+    NATIVE = "native"
+
+
+class Target:
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class CacheKind:
+    FIXED = "fixed"
+
+
+class DType:
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+
+
+class Promise:
+    """What a precision promises of batched, pieced and cached decoding against plain decoding."""
+
+    EXACT = "exact"  # the same tokens

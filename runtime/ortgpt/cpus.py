@@ -1,0 +1,56 @@
+"""How many CPUs this process may use: the affinity mask and the quota of its control group. Knows nothing else."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def allowed_cpus(root: Path = Path("/")) -> int:
+    """Return the number of CPUs this process may keep busy, at least 1.
+
+    The affinity mask where the system has one, no more than the CPU quota of the control groups (v1 and v2), rounded
+    up. `root` is where /proc and /sys are looked for.
+    """
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS and Windows have no affinity mask
+        cpus = os.cpu_count() or 1
+    return max(1, min([cpus, *(math.ceil(quota) for quota in _cgroup_quotas(root))]))
+
+
+def _cgroup_quotas(root: Path) -> Iterator[float]:
+    """Yield the CPU quotas that bind this process, in CPUs, from its own control group up to the outermost."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            base = root / "sys/fs/cgroup"
+        elif "cpu" in controllers.split(","):
+            base = root / "sys/fs/cgroup" / controllers
+        else:
+            continue
+        folder = base / group.lstrip("/")
+        # A container sees its own group as the root, whatever /proc calls it.
+        for candidate in (folder, *folder.parents):
+            yield from _quota_in(candidate)
+            if candidate == base:
+                break
+
+
+def _quota_in(folder: Path) -> Iterator[float]:
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+    except (OSError, ValueError):
+        return
+    if quota not in ("max", "-1") and int(period) > 0:
+        yield int(quota) / int(period)

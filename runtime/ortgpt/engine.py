@@ -1,0 +1,183 @@
+"""From token ids to token ids: prefill, one step a token, stop. Knows no text and draws no samples itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortgpt.bundle import ModelConfig
+from ortgpt.cache import FixedCache
+from ortgpt.contract import Tensor
+from ortgpt.errors import ContextLengthError, NonFiniteLogitsError
+from ortgpt.session import Session
+
+Logits = npt.NDArray[np.float32]
+Pick = Callable[[Logits, Sequence[int]], int]
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One sequence of a batch: its prompt, its limits, and how its next token is picked.
+
+    `pick` gets the logits (vocab_size,), which it may change, and the ids generated so far.
+    """
+
+    prompt_ids: Sequence[int]
+    max_new_tokens: int
+    eos_token_ids: frozenset[int]
+    pick: Pick
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class Timings:
+    """Wall time of one call in seconds: checking and encoding the prompt, prefill, and the steps after it."""
+
+    tokenize_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+class Engine:
+    """Run one open graph. Holds no state of a generation: several threads may use it at once."""
+
+    def __init__(self, session: Session, config: ModelConfig, *, masked_tokens: int = 0) -> None:
+        self.session = session
+        self.config = config
+        self.allowed_vocab_size = config.vocab_size - masked_tokens
+
+    def new_cache(self, batch_size: int, tokens: int) -> FixedCache:
+        """Make an empty cache for `batch_size` rows of at most `tokens` tokens."""
+        return FixedCache.allocate(
+            self.session,
+            n_layer=self.config.n_layer,
+            n_head=self.config.n_head,
+            batch_size=batch_size,
+            tokens=tokens,
+        )
+
+    def check_context(self, rows: Sequence[Row]) -> None:
+        """Raise ContextLengthError, with the numbers, when prompt and new tokens of a row exceed the context."""
+        n_positions = self.config.n_positions
+        for index, row in enumerate(rows):
+            prompt, new = len(row.prompt_ids), row.max_new_tokens
+            if prompt + new > n_positions:
+                fit = f"at most {n_positions - prompt} new tokens fit" if prompt < n_positions else "shorten the prompt"
+                raise ContextLengthError(
+                    f"prompt of {prompt} tokens + max_new_tokens = {new} exceeds the context of {n_positions} tokens "
+                    f"(row {index}); {fit}"
+                )
+
+    def generate(self, rows: Sequence[Row], timings: Timings | None = None) -> Iterator[list[int]]:
+        """Generate into `rows`; after each step yield the indices of the rows that gained a token.
+
+        A row ends at one of its `eos_token_ids`, at `max_new_tokens`, or when the caller sets its `finish_reason`
+        between steps. A step reads every weight once for the whole batch. Raises ContextLengthError before any work
+        when a row cannot fit, NonFiniteLogitsError when the model computes NaN or infinity.
+        """
+        timings = Timings() if timings is None else timings
+        self.check_context(rows)
+        started = time.perf_counter()
+        tokens = max(len(row.prompt_ids) + row.max_new_tokens - 1 for row in rows)  # the last token is never fed back
+        cache = self.new_cache(len(rows), tokens)
+        logits = self.prefill(cache, [row.prompt_ids for row in rows])[:, 0]
+        timings.prefill_s = time.perf_counter() - started
+        call: Call | None = None
+        active = list(range(len(rows)))
+        for step in range(max(row.max_new_tokens for row in rows)):
+            for index in active:
+                self._extend(rows[index], logits[index], index, step)
+            timings.decode_s = time.perf_counter() - started - timings.prefill_s
+            yield active
+            active = [index for index in active if rows[index].finish_reason is None]
+            if not active:
+                return
+            if call is None:
+                call = Call(self.session, self.config, cache, sequence_length=1, logit_count=1)
+            for index in active:
+                call.input_ids[index, 0] = rows[index].token_ids[-1]
+            # A finished row goes on computing in its last slot; its length, and so the batch's, no longer grows.
+            lengths = cache.lengths.copy()
+            lengths[active] += 1
+            logits = call.run(lengths)[:, 0]
+
+    def prefill(
+        self,
+        cache: FixedCache,
+        prompts: Sequence[Sequence[int]],
+        logit_positions: npt.NDArray[np.int64] | None = None,
+    ) -> Logits:
+        """Append each prompt to its row and return logits (batch_size, logit_count, vocab_size).
+
+        Prompts are padded on the right. Logits are those of each row's last token unless `logit_positions`, int64
+        (batch_size, logit_count), names places counted from each prompt's start. The operator takes several tokens on
+        top of a past for one row only, so rows of a batch that hold tokens are served in turn.
+        """
+        if cache.batch_size > 1 and cache.lengths.any():
+            positions = [None] * len(prompts) if logit_positions is None else [row[None] for row in logit_positions]
+            return np.concatenate([self.prefill(cache.row(i), [ids], positions[i]) for i, ids in enumerate(prompts)])
+        counts = np.array([len(ids) for ids in prompts], np.int32)
+        places = counts[:, None].astype(np.int64) - 1 if logit_positions is None else logit_positions
+        call = Call(
+            self.session, self.config, cache, sequence_length=int(counts.max()), logit_count=int(places.shape[1])
+        )
+        for row, ids in enumerate(prompts):
+            call.input_ids[row, : len(ids)] = ids
+        call.logit_positions[...] = places
+        return call.run(cache.lengths + counts)
+
+    def _extend(self, row: Row, logits: Logits, index: int, step: int) -> None:
+        """Pick the next token of a row and note whether it was the last."""
+        if not np.isfinite(logits).all():
+            raise NonFiniteLogitsError(
+                f"{np.count_nonzero(~np.isfinite(logits))} of {logits.size} logits are not finite at step {step} of row "
+                f"{index}; the weights are damaged, or overflow in this precision"
+            )
+        logits[self.allowed_vocab_size :] = -np.inf
+        token_id = row.pick(logits, row.token_ids)
+        row.token_ids.append(token_id)
+        if token_id in row.eos_token_ids:
+            row.finish_reason, row.stop_reason = "stop", token_id
+        elif len(row.token_ids) >= row.max_new_tokens:
+            row.finish_reason = "length"
+
+
+class Call:
+    """The arrays of one call shape, bound to the graph once; each run writes into them and reads from them."""
+
+    def __init__(
+        self, session: Session, config: ModelConfig, cache: FixedCache, *, sequence_length: int, logit_count: int
+    ) -> None:
+        batch = cache.batch_size
+        self.cache = cache
+        self.input_ids = np.zeros((batch, sequence_length), np.int64)
+        self.position_ids = np.zeros((batch, sequence_length), np.int64)
+        self.logit_positions = np.zeros((batch, logit_count), np.int64)
+        self.logits = np.empty((batch, logit_count, config.vocab_size), np.dtype(session.graph.cache.dtype))
+        self._offsets = np.arange(sequence_length, dtype=np.int64)
+        self._last_position = config.n_positions - 1
+        self._handle = session.handle
+        self._binding: Any = session.handle.io_binding()
+        self._valid = cache.bind(session, self._binding)
+        ort_value = session.onnxruntime.OrtValue.ortvalue_from_numpy
+        self._binding.bind_ortvalue_input(Tensor.INPUT_IDS, ort_value(self.input_ids))
+        self._binding.bind_ortvalue_input(Tensor.POSITION_IDS, ort_value(self.position_ids))
+        self._binding.bind_ortvalue_input(Tensor.LOGIT_POSITIONS, ort_value(self.logit_positions))
+        self._binding.bind_ortvalue_output(Tensor.LOGITS, ort_value(self.logits))
+
+    def run(self, lengths: npt.NDArray[np.int32]) -> Logits:
+        """Run the graph so that row i then holds lengths[i] tokens; return the logits, valid until the next run."""
+        # Padding beyond n_positions is computed at the last position and thrown away.
+        np.add(self.cache.lengths[:, None], self._offsets, out=self.position_ids)
+        np.minimum(self.position_ids, self._last_position, out=self.position_ids)
+        self._valid.set(lengths)
+        self._handle.run_with_iobinding(self._binding)
+        self.cache.lengths[...] = lengths
+        return self.logits

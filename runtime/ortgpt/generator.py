@@ -1,0 +1,291 @@
+"""What apps use: load a bundle, then generate, stream, batch and score text. Holds no state of a call."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ortgpt import sampling
+from ortgpt.bundle import Bundle, open_bundle
+from ortgpt.engine import Engine, Logits, Pick, Row, Timings
+from ortgpt.errors import ClosedError, OptionError, PromptError
+from ortgpt.options import GenerationOptions, ResolvedOptions, read_generation_config
+from ortgpt.scoring import Score, score_ids
+from ortgpt.session import open_session
+from ortgpt.tokenizer import StopMatcher, TextStream, Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One continuation.
+
+    `text` is without prompt, stop string and end-of-text; `token_ids` are all generated ids, including an end-of-text.
+    `finish_reason` is "stop" or "length"; `stop_reason` the stop string or the end-of-text id that ended it, else None.
+    `timings` are those of the whole call, which a batch shares.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: str | int | None
+    prompt_tokens: int
+    timings: Timings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A part of a streamed continuation: whole characters, the ids behind them; the last has a `finish_reason`."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+
+
+def load(
+    path: str | os.PathLike[str], *, device: str = "auto", threads: int | None = None, verify: str = "sha256"
+) -> Generator:
+    """Load a bundle folder; use the result as a context manager, or close() it.
+
+    `device` is "auto", "cpu", "cuda" or "cuda:N"; `threads` the CPU threads of one operator (default: the CPUs this
+    process may use). `verify` is "sha256", which reads every file while the model opens, or "size". Raises
+    BundleError, DeviceError or OptionError.
+    """
+    if verify not in ("sha256", "size"):
+        raise OptionError(f"verify = {verify!r} (accepted: sha256, size)")
+    bundle = open_bundle(path)
+    with ThreadPoolExecutor(1) as background:
+        hashes = background.submit(bundle.verify_hashes) if verify == "sha256" else None
+        try:
+            session = open_session(bundle, device=device, threads=threads)
+            tokenizer = Tokenizer.load(bundle.path)
+        except Exception:
+            if hashes is not None:
+                hashes.result()  # a damaged file is the better reason
+            raise
+        if hashes is not None:
+            hashes.result()
+    engine = Engine(session, bundle.config, masked_tokens=bundle.manifest.masked_tokens)
+    return Generator(bundle, engine, tokenizer)
+
+
+class Generator:
+    """A loaded bundle. Calls are independent of each other and may come from several threads."""
+
+    def __init__(self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer) -> None:
+        self.bundle = bundle
+        self.tokenizer = tokenizer
+        self._engine: Engine | None = engine
+        self._defaults = read_generation_config(bundle.generation_config, bundle.config.eos_token_ids)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine under it, which works on token ids. Raises ClosedError after close()."""
+        if self._engine is None:
+            raise ClosedError("this generator is closed; load the bundle again")
+        return self._engine
+
+    def close(self) -> None:
+        """Release the model. Closing twice is fine."""
+        self._engine = None
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def generate(self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Any) -> Completion:
+        """Continue one prompt, a text or token ids; options as in GenerationOptions, as an object or by keyword.
+
+        An empty prompt starts from end-of-text. Raises OptionError, UnknownOptionError, PromptError,
+        ContextLengthError (before any work) or NonFiniteLogitsError.
+        """
+        return self.generate_batch([prompt], options, **keywords)[0]
+
+    def generate_batch(
+        self, prompts: Sequence[Prompt], options: GenerationOptions | None = None, **keywords: Any
+    ) -> list[Completion]:
+        """Continue several prompts of any lengths at once; each as generate() would. Raises as generate() does."""
+        if isinstance(prompts, str):
+            raise PromptError("prompts is one text (accepted: a list of prompts; use generate for a single one)")
+        call = _Call(self, prompts, GenerationOptions.make(options, keywords))
+        for _ in call.run():
+            pass
+        return call.completions()
+
+    def stream(self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Any) -> Iterator[Piece]:
+        """Continue one prompt and yield the text as it comes; the pieces joined are the text of generate().
+
+        The last piece has a finish_reason. Options and prompt are checked at the call, not at the first piece; raises
+        as generate() does.
+        """
+        return self._pieces(_Call(self, [prompt], GenerationOptions.make(options, keywords)))
+
+    @staticmethod
+    def _pieces(call: _Call) -> Iterator[Piece]:
+        shown = 0
+        writer, row = call.writers[0], call.rows[0]
+        for _ in call.run():
+            text = writer.take()
+            if text or row.finish_reason:
+                yield Piece(text=text, token_ids=row.token_ids[shown:], finish_reason=row.finish_reason)
+                shown = len(row.token_ids)
+
+    def score(self, text: Prompt) -> Score:
+        """Measure how well the model predicts a text (or ids): nll, perplexity, bits per byte.
+
+        The first token is predicted from end-of-text. Text beyond the context is scored in windows of n_positions
+        with stride n_positions / 2, each token once. Raises PromptError for an empty text.
+        """
+        if isinstance(text, str):
+            text_bytes = text.encode("utf-8", errors="surrogatepass")
+            return score_ids(self.engine, self._start_id(), self.tokenizer.encode(text), len(text_bytes))
+        ids = self._prompt_ids(text)
+        size_bytes = sum(len(self.tokenizer.token_bytes(token_id)) for token_id in ids)
+        return score_ids(self.engine, self._start_id(), ids, size_bytes)
+
+    def _start_id(self) -> int:
+        """Return the id that stands before all text: end-of-text, which GPT-2 uses as its beginning too."""
+        bos = self.bundle.config.bos_token_id
+        if bos is not None:
+            return bos
+        if self.bundle.config.eos_token_ids:
+            return self.bundle.config.eos_token_ids[0]
+        raise PromptError("the model has no end-of-text token to start from; give a prompt of at least one token")
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        try:
+            array = np.asarray(prompt)
+        except (TypeError, ValueError):
+            array = np.asarray(None)
+        if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+            raise PromptError(f"prompt = {_short(prompt)} (accepted: a text, or a sequence of token ids)")
+        ids = [int(token_id) for token_id in array]
+        limit = self.engine.allowed_vocab_size
+        bad = [token_id for token_id in ids if not 0 <= token_id < limit]
+        if bad:
+            raise PromptError(f"token id {bad[0]} is not in the vocabulary (accepted: 0 to {limit - 1})")
+        return ids
+
+
+class _Call:
+    """One generation in flight: the rows that the engine fills, and a writer a row that makes text of them."""
+
+    def __init__(self, generator: Generator, prompts: Sequence[Prompt], options: GenerationOptions) -> None:
+        started = time.perf_counter()
+        self._engine = generator.engine
+        resolved = options.resolve(generator._defaults)
+        self._check_ids(resolved.eos_token_ids)
+        if not prompts:
+            raise PromptError("no prompts (accepted: a list of at least one)")
+        n_positions = self._engine.config.n_positions
+        seeds = resolved.seeds_for(len(prompts))
+        self.rows: list[Row] = []
+        for prompt, seed in zip(prompts, seeds, strict=True):
+            prompt_ids = generator._prompt_ids(prompt) or [generator._start_id()]
+            row = Row(
+                prompt_ids=prompt_ids,
+                max_new_tokens=resolved.new_tokens_for(len(prompt_ids), n_positions),
+                eos_token_ids=resolved.eos_token_ids,
+                pick=make_pick(resolved, prompt_ids, seed),
+            )
+            self.rows.append(row)
+        self._engine.check_context(self.rows)
+        self.writers = [_Writer(generator.tokenizer, resolved.stop) for _ in self.rows]
+        self.timings = Timings(tokenize_s=time.perf_counter() - started)
+
+    def _check_ids(self, token_ids: frozenset[int]) -> None:
+        limit = self._engine.config.vocab_size
+        bad = sorted(token_id for token_id in token_ids if token_id >= limit)
+        if bad:
+            raise OptionError(f"eos_token_id = {bad[0]} is not in the vocabulary (accepted: 0 to {limit - 1})")
+
+    def run(self) -> Iterator[list[int]]:
+        """Drive the engine; after each step yield the indices of the rows that gained a token."""
+        for active in self._engine.generate(self.rows, self.timings):
+            for index in active:
+                self.writers[index].update(self.rows[index])
+            yield active
+
+    def completions(self) -> list[Completion]:
+        return [
+            Completion(
+                text=writer.take(),
+                token_ids=row.token_ids,
+                finish_reason=row.finish_reason or "length",
+                stop_reason=row.stop_reason,
+                prompt_tokens=len(row.prompt_ids),
+                timings=self.timings,
+            )
+            for row, writer in zip(self.rows, self.writers, strict=True)
+        ]
+
+
+class _Writer:
+    """Turn one row's tokens into text up to a stop string; end the row where one is found."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._stream = TextStream(tokenizer)
+        self._matcher = StopMatcher(stops)
+        self._ready: list[str] = []
+
+    def update(self, row: Row) -> None:
+        """Take the row's newest token."""
+        ended_by_eos = row.finish_reason == "stop"
+        if not ended_by_eos:
+            self._feed(self._stream.push(row.token_ids[-1]), row)
+        if row.finish_reason is not None and not isinstance(row.stop_reason, str):
+            self._feed(self._stream.finish(), row)
+        if row.finish_reason is not None and not isinstance(row.stop_reason, str):
+            self._ready.append(self._matcher.finish())
+
+    def _feed(self, text: str, row: Row) -> None:
+        shown, stop = self._matcher.push(text)
+        self._ready.append(shown)
+        if stop is not None:
+            row.finish_reason, row.stop_reason = "stop", stop
+
+    def take(self) -> str:
+        """Return the text that is ready, once."""
+        text = "".join(self._ready)
+        self._ready.clear()
+        return text
+
+
+def make_pick(options: ResolvedOptions, prompt_ids: Sequence[int], seed: int | None) -> Pick:
+    """Return the function that picks a row's next token: processors in the order of `transformers`, then the draw."""
+    rng = np.random.default_rng(seed)
+    seen = set(prompt_ids)
+
+    def pick(logits: Logits, new_ids: Sequence[int]) -> int:
+        if options.repetition_penalty != 1.0:
+            seen.update(new_ids[-1:])
+            sampling.penalize_repetition(logits, seen, options.repetition_penalty)
+        if len(new_ids) < options.min_new_tokens:
+            sampling.forbid(logits, options.eos_token_ids)
+        if not options.do_sample:
+            return sampling.greedy(logits)
+        ids, probabilities = sampling.candidates(
+            logits, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p
+        )
+        return sampling.draw(ids, probabilities, rng)
+
+    return pick
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."

@@ -1,0 +1,279 @@
+"""The manifest of a bundle, ortgpt.json, as dataclasses: read with every fault reported, written canonically.
+
+Knows no files beyond their names in the manifest; `bundle` compares it with a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ortgpt.contract import (
+    FORMAT_MAJOR,
+    FORMAT_MINOR,
+    CacheKind,
+    DType,
+    Flavour,
+    Key,
+    Norm,
+    Target,
+    Task,
+    TokenizerKind,
+)
+from ortgpt.errors import BundleError
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSpec:
+    """The key-value cache a graph works on; `dtype` is also the type of its logits."""
+
+    kind: str
+    dtype: str
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphSpec:
+    """One ONNX graph of a bundle: what it computes, for which device, over which cache, with which tensors."""
+
+    role: str
+    file: str
+    flavour: str
+    target: str
+    cache: CacheSpec
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """The precision of the weights, the recipe that made it, and what decoding in it promises (see ARCHITECTURE.md)."""
+
+    dtype: str
+    recipe: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    promise: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where the weights came from; `sha256` is of the checkpoint's weight file."""
+
+    id: str
+    sha256: str
+    revision: str | None = None
+    licence: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    size: int  # bytes
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything that ortgpt.json says. `masked_tokens` counts model rows beyond the tokenizer's vocabulary."""
+
+    graphs: tuple[GraphSpec, ...]
+    precision: Precision
+    source: Source
+    files: Mapping[str, FileEntry]
+    minimum_onnxruntime: str
+    masked_tokens: int = 0
+    task: str = Task.TEXT_GENERATION
+    norm: str = Norm.PRE
+    tokenizer: str = TokenizerKind.BYTE_LEVEL_BPE
+    verification: Mapping[str, Any] = field(default_factory=dict)
+    major: int = FORMAT_MAJOR
+    minor: int = FORMAT_MINOR
+
+    def to_json(self) -> str:
+        """Return the text of ortgpt.json, its own sha256 included."""
+        values = self._values()
+        return json.dumps(values | {Key.SHA256: _own_sha256(values)}, indent=2, ensure_ascii=False) + "\n"
+
+    def _values(self) -> dict[str, Any]:
+        return {
+            Key.FORMAT: {Key.MAJOR: self.major, Key.MINOR: self.minor},
+            Key.TASK: self.task,
+            Key.ARCHITECTURE: {Key.NORM: self.norm},
+            Key.TOKENIZER: {Key.KIND: self.tokenizer},
+            Key.GRAPHS: [_graph_values(graph) for graph in self.graphs],
+            Key.PRECISION: {
+                Key.DTYPE: self.precision.dtype,
+                Key.RECIPE: self.precision.recipe,
+                Key.PARAMETERS: dict(self.precision.parameters),
+                Key.PROMISE: dict(self.precision.promise),
+            },
+            Key.SOURCE: {
+                Key.ID: self.source.id,
+                Key.REVISION: self.source.revision,
+                Key.SHA256: self.source.sha256,
+                Key.LICENCE: self.source.licence,
+            },
+            Key.MINIMUM_ONNXRUNTIME: self.minimum_onnxruntime,
+            Key.MASKED_TOKENS: self.masked_tokens,
+            Key.FILES: {
+                name: {Key.SIZE: entry.size, Key.SHA256: entry.sha256} for name, entry in sorted(self.files.items())
+            },
+            Key.VERIFICATION: dict(self.verification),
+        }
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Manifest:
+        """Read the parsed JSON of ortgpt.json.
+
+        A newer major format is refused; unknown keys, which a newer minor may add, are ignored. Raises BundleError
+        naming every fault.
+        """
+        reader = _Reader(values)
+        major = reader.integer(Key.FORMAT, Key.MAJOR)
+        if major != FORMAT_MAJOR and not reader.faults:
+            raise BundleError(
+                f"bundle format {major} is not supported (accepted: {FORMAT_MAJOR}); "
+                "use the version of ortgpt that wrote it, or export it anew"
+            )
+        manifest = cls(
+            major=major,
+            minor=reader.integer(Key.FORMAT, Key.MINOR),
+            task=reader.choice((Task.TEXT_GENERATION,), Key.TASK),
+            norm=reader.choice((Norm.PRE,), Key.ARCHITECTURE, Key.NORM),
+            tokenizer=reader.choice((TokenizerKind.BYTE_LEVEL_BPE,), Key.TOKENIZER, Key.KIND),
+            graphs=tuple(_read_graph(item) for item in reader.readers(Key.GRAPHS)),
+            precision=Precision(
+                dtype=reader.text(Key.PRECISION, Key.DTYPE),
+                recipe=reader.text(Key.PRECISION, Key.RECIPE),
+                parameters=reader.mapping(Key.PRECISION, Key.PARAMETERS),
+                promise=reader.mapping(Key.PRECISION, Key.PROMISE),
+            ),
+            source=Source(
+                id=reader.text(Key.SOURCE, Key.ID),
+                revision=reader.optional_text(Key.SOURCE, Key.REVISION),
+                sha256=reader.sha256(Key.SOURCE, Key.SHA256),
+                licence=reader.optional_text(Key.SOURCE, Key.LICENCE),
+            ),
+            minimum_onnxruntime=reader.text(Key.MINIMUM_ONNXRUNTIME),
+            masked_tokens=reader.integer(Key.MASKED_TOKENS),
+            files={
+                name: FileEntry(size=entry.integer(Key.SIZE), sha256=entry.sha256(Key.SHA256))
+                for name, entry in reader.named_readers(Key.FILES)
+            },
+            verification=reader.mapping(Key.VERIFICATION),
+        )
+        if not re.fullmatch(r"\d+(\.\d+)*", manifest.minimum_onnxruntime):
+            reader.fault(Key.MINIMUM_ONNXRUNTIME, manifest.minimum_onnxruntime, "a version like 1.23.0")
+        if reader.faults:
+            raise BundleError("the manifest has faults: " + "; ".join(reader.faults))
+        if reader.sha256(Key.SHA256) != _own_sha256(values):
+            raise BundleError("the manifest does not have the sha256 that it states: it was changed or damaged")
+        return manifest
+
+
+def _own_sha256(values: Mapping[str, Any]) -> str:
+    """Return the sha256 of the manifest's canonical JSON without its own sha256."""
+    rest = {key: value for key, value in values.items() if key != Key.SHA256}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _graph_values(graph: GraphSpec) -> dict[str, Any]:
+    return {
+        Key.ROLE: graph.role,
+        Key.FILE: graph.file,
+        Key.FLAVOUR: graph.flavour,
+        Key.TARGET: graph.target,
+        Key.CACHE: {Key.KIND: graph.cache.kind, Key.DTYPE: graph.cache.dtype, Key.HEAD_DIM: graph.cache.head_dim},
+        Key.INPUTS: list(graph.inputs),
+        Key.OUTPUTS: list(graph.outputs),
+    }
+
+
+def _read_graph(reader: _Reader) -> GraphSpec:
+    return GraphSpec(
+        role=reader.text(Key.ROLE),
+        file=reader.text(Key.FILE),
+        flavour=reader.choice((Flavour.NATIVE,), Key.FLAVOUR),
+        target=reader.choice((Target.CPU, Target.CUDA), Key.TARGET),
+        cache=CacheSpec(
+            kind=reader.choice((CacheKind.FIXED,), Key.CACHE, Key.KIND),
+            dtype=reader.choice((DType.FLOAT32, DType.FLOAT16), Key.CACHE, Key.DTYPE),
+            head_dim=reader.integer(Key.CACHE, Key.HEAD_DIM),
+        ),
+        inputs=reader.texts(Key.INPUTS),
+        outputs=reader.texts(Key.OUTPUTS),
+    )
+
+
+class _Reader:
+    """Typed access to nested JSON values; what does not fit is noted in `faults` and replaced by a neutral value."""
+
+    def __init__(self, values: Any, prefix: str = "", faults: list[str] | None = None) -> None:
+        self.values = values
+        self.prefix = prefix
+        self.faults: list[str] = [] if faults is None else faults
+
+    def fault(self, key: str, value: object, accepted: str) -> None:
+        shown = repr(value)
+        self.faults.append(
+            f"{self.prefix}{key} = {shown if len(shown) <= 80 else shown[:77] + '...'} (accepted: {accepted})"
+        )
+
+    def _get(self, kind: type | tuple[type, ...], accepted: str, neutral: Any, *keys: str) -> Any:
+        value = self.values
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if not isinstance(value, kind) or isinstance(value, bool):
+            self.fault(".".join(keys), value, accepted)
+            return neutral
+        return value
+
+    def text(self, *keys: str) -> str:
+        return str(self._get(str, "a string", "", *keys))
+
+    def optional_text(self, *keys: str) -> str | None:
+        value = self._get((str, type(None)), "a string or null", None, *keys)
+        return None if value is None else str(value)
+
+    def integer(self, *keys: str) -> int:
+        value = int(self._get(int, "an integer of 0 or more", 0, *keys))
+        if value < 0:
+            self.fault(".".join(keys), value, "an integer of 0 or more")
+        return value
+
+    def choice(self, accepted: tuple[str, ...], *keys: str) -> str:
+        value = self.text(*keys)
+        if value and value not in accepted:
+            self.fault(".".join(keys), value, ", ".join(accepted))
+        return value
+
+    def sha256(self, *keys: str) -> str:
+        value = self.text(*keys)
+        if value and not _SHA256.fullmatch(value):
+            self.fault(".".join(keys), value, "64 hexadecimal digits")
+        return value
+
+    def mapping(self, *keys: str) -> Mapping[str, Any]:
+        return dict(self._get(Mapping, "an object", {}, *keys))
+
+    def texts(self, *keys: str) -> tuple[str, ...]:
+        values = self._get(list, "a list of strings", [], *keys)
+        if not all(isinstance(value, str) for value in values):
+            self.fault(".".join(keys), values, "a list of strings")
+            return ()
+        return tuple(values)
+
+    def readers(self, key: str) -> list[_Reader]:
+        values = self._get(list, "a list with at least one object", [], key)
+        if values == [] and isinstance(self.values.get(key), list):
+            self.fault(key, values, "a list with at least one object")
+        return [_Reader(value, f"{self.prefix}{key}[{index}].", self.faults) for index, value in enumerate(values)]
+
+    def named_readers(self, key: str) -> list[tuple[str, _Reader]]:
+        values = self._get(Mapping, "an object", {}, key)
+        return [(name, _Reader(value, f"{self.prefix}{key}[{name!r}].", self.faults)) for name, value in values.items()]

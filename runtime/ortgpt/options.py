@@ -1,0 +1,222 @@
+"""The options of a generation: named once, validated when made, resolved against a bundle's defaults.
+
+Names and meaning are those of `transformers` generate; what differs stands in README. Knows no model.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ortgpt.errors import OptionError, UnknownOptionError
+
+DEFAULT_MAX_NEW_TOKENS = 128
+DEFAULT_TOP_K = 50  # as `transformers`, when sampling
+
+_SAMPLING = ("temperature", "top_k", "top_p", "seed")
+# Keys of a generation_config.json that have no bearing here; any other unknown one is logged when the bundle is loaded.
+_WITHOUT_BEARING = frozenset(
+    {"transformers_version", "_from_model_config", "bos_token_id", "pad_token_id", "use_cache", "output_attentions",
+     "output_hidden_states", "return_dict_in_generate", "output_scores"}
+)  # fmt: skip
+_FROM_BUNDLE = (
+    "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "max_new_tokens", "min_new_tokens",
+    "eos_token_id",
+)  # fmt: skip
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """Say how to generate; None leaves a choice to the bundle's generation_config.json, then to the default.
+
+    do_sample            draw (True) or take the most likely token (False); unset: draw if temperature > 0, top_k,
+                         top_p or seed is given
+    temperature          above 0 divides the logits before drawing; 0 is greedy (default 1.0)
+    top_k                draw among the k most likely; 0 for all (default 50)
+    top_p                draw among the most likely that together reach this probability, 0 to 1 (default 1.0)
+    repetition_penalty   above 1 makes tokens of prompt and continuation less likely (default 1.0)
+    max_new_tokens       at most this many tokens (default 128, or what the context leaves)
+    min_new_tokens       no end-of-text before this many tokens (default 0)
+    stop                 text, or several, that ends the continuation and is not part of it
+    eos_token_id         id, or several, that end the continuation; an empty list for none
+    pad_token_id         accepted and unused: padding is internal
+    seed                 an integer for every row, or a list with one a row; None draws fresh entropy
+
+    Raises OptionError naming option, value and what is accepted.
+    """
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    stop: str | Sequence[str] | None = None
+    eos_token_id: int | Sequence[int] | None = None
+    pad_token_id: int | None = None
+    seed: int | Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        _check("do_sample", self.do_sample, isinstance(self.do_sample, bool), "true or false")
+        _check("temperature", self.temperature, _in_range(self.temperature, 0.0, math.inf), "a number of 0 or more")
+        _check("top_k", self.top_k, _is_int(self.top_k, 0), "an integer of 0 or more")
+        _check("top_p", self.top_p, _in_range(self.top_p, 0.0, 1.0), "a number from 0 to 1")
+        penalty = self.repetition_penalty
+        _check("repetition_penalty", penalty, _in_range(penalty, 0.0, math.inf) and penalty != 0, "a number above 0")
+        _check("max_new_tokens", self.max_new_tokens, _is_int(self.max_new_tokens, 1), "an integer of 1 or more")
+        _check("min_new_tokens", self.min_new_tokens, _is_int(self.min_new_tokens, 0), "an integer of 0 or more")
+        stops = as_tuple(self.stop)
+        good = all(isinstance(stop, str) and stop for stop in stops) and (stops or isinstance(self.stop, list | tuple))
+        _check("stop", self.stop, bool(good), "a text of at least one character, or a list of such")
+        eos = as_tuple(self.eos_token_id)
+        good = all(_is_int(token_id, 0) for token_id in eos)
+        _check("eos_token_id", self.eos_token_id, bool(good), "a token id, or a list of such")
+        _check("pad_token_id", self.pad_token_id, _is_int(self.pad_token_id, 0), "a token id")
+        seeds = as_tuple(self.seed)
+        good = len(seeds) > 0 and all(_is_int(seed, 0) for seed in seeds)
+        _check("seed", self.seed, bool(good), "an integer of 0 or more, or a list with one a row")
+
+    @classmethod
+    def make(cls, options: GenerationOptions | None, keywords: Mapping[str, Any]) -> GenerationOptions:
+        """Combine an options object with keywords, which win. Raises UnknownOptionError for a name not known."""
+        known = [field.name for field in fields(cls)]
+        unknown = [name for name in keywords if name not in known]
+        if unknown:
+            raise UnknownOptionError(f"unknown option {', '.join(unknown)} (accepted: {', '.join(known)})")
+        if options is not None and not isinstance(options, cls):
+            raise OptionError(f"options = {options!r} (accepted: a GenerationOptions; give single options by keyword)")
+        return replace(options or cls(), **keywords)
+
+    def resolve(self, defaults: GenerationOptions) -> ResolvedOptions:
+        """Fill what is unset from the bundle's `defaults`, then from the documented ones.
+
+        Raises OptionError for a given option that would have no effect; a default without effect gives way silently.
+        """
+        sampling_asked = [name for name in _SAMPLING if _is_given(self, name)]
+        if self.do_sample is None:
+            sample = any(name != "temperature" or self.temperature for name in sampling_asked)
+            if self.temperature == 0:
+                sample = False
+            elif not sampling_asked:
+                sample = bool(defaults.do_sample) and defaults.temperature != 0
+        else:
+            sample = self.do_sample
+        if sample and self.temperature == 0:
+            raise OptionError("temperature = 0 is greedy and do_sample = True draws: give one of them")
+        without_effect = [name for name in sampling_asked if not (name == "temperature" and self.temperature == 0)]
+        if not sample and without_effect:
+            why = "temperature = 0" if self.temperature == 0 else "do_sample = False"
+            given = ", ".join(f"{name} = {getattr(self, name)!r}" for name in without_effect)
+            raise OptionError(f"{given} would have no effect with {why}: leave it out, or let the call sample")
+        merged = {
+            name: getattr(self, name) if _is_given(self, name) else getattr(defaults, name) for name in _FROM_BUNDLE
+        }
+        temperature = 1.0 if not merged["temperature"] else float(merged["temperature"])
+        resolved = ResolvedOptions(
+            do_sample=sample,
+            temperature=temperature,
+            top_k=DEFAULT_TOP_K if merged["top_k"] is None else merged["top_k"],
+            top_p=1.0 if merged["top_p"] is None else float(merged["top_p"]),
+            repetition_penalty=1.0 if merged["repetition_penalty"] is None else float(merged["repetition_penalty"]),
+            max_new_tokens=merged["max_new_tokens"],
+            min_new_tokens=merged["min_new_tokens"] or 0,
+            stop=as_tuple(self.stop),
+            eos_token_ids=frozenset(as_tuple(merged["eos_token_id"])),
+            seed=self.seed,
+        )
+        self._check_min_new_tokens(resolved)
+        return resolved
+
+    def _check_min_new_tokens(self, resolved: ResolvedOptions) -> None:
+        if not self.min_new_tokens:
+            return
+        if resolved.max_new_tokens is not None and resolved.min_new_tokens > resolved.max_new_tokens:
+            raise OptionError(
+                f"min_new_tokens = {resolved.min_new_tokens} "
+                f"(accepted: at most max_new_tokens = {resolved.max_new_tokens})"
+            )
+        if not resolved.eos_token_ids:
+            raise OptionError(
+                f"min_new_tokens = {resolved.min_new_tokens} would have no effect: no eos_token_id ends the text early"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedOptions:
+    """Options with every choice made; `max_new_tokens` None means the default within what the context leaves."""
+
+    do_sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    repetition_penalty: float
+    max_new_tokens: int | None
+    min_new_tokens: int
+    stop: tuple[str, ...]
+    eos_token_ids: frozenset[int]
+    seed: int | Sequence[int] | None
+
+    def new_tokens_for(self, prompt_tokens: int, n_positions: int) -> int:
+        """Return how many tokens to generate at most after a prompt of `prompt_tokens`."""
+        if self.max_new_tokens is not None:
+            return self.max_new_tokens
+        return max(1, self.min_new_tokens, min(DEFAULT_MAX_NEW_TOKENS, n_positions - prompt_tokens))
+
+    def seeds_for(self, row_count: int) -> list[int | None]:
+        """Return one seed a row. Raises OptionError when a list of seeds has another length."""
+        if self.seed is None or not isinstance(self.seed, Sequence):
+            return [self.seed] * row_count
+        if len(self.seed) != row_count:
+            raise OptionError(
+                f"seed has {len(self.seed)} values for {row_count} rows (accepted: one integer, or one a row)"
+            )
+        return list(self.seed)
+
+
+def read_generation_config(values: Mapping[str, Any], fallback_eos: Sequence[int]) -> GenerationOptions:
+    """Return the defaults that a bundle's generation_config.json states; other keys with a bearing are logged."""
+    ignored = [
+        f"{key} = {value!r}"
+        for key, value in values.items()
+        if value is not None and key not in _FROM_BUNDLE and key not in _WITHOUT_BEARING
+    ]
+    if ignored:
+        _logger.warning("generation_config.json has keys that this version does not use: %s", ", ".join(ignored))
+    known = {name: values[name] for name in _FROM_BUNDLE if values.get(name) is not None}
+    if "eos_token_id" not in known and fallback_eos:
+        known["eos_token_id"] = tuple(fallback_eos)
+    return GenerationOptions(**known)
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return () for None, a tuple for a list, a tuple of one for anything else."""
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return (value,)
+    return tuple(value)
+
+
+def _is_given(options: GenerationOptions, name: str) -> bool:
+    return getattr(options, name) is not None
+
+
+def _check(name: str, value: object, good: bool, accepted: str) -> None:
+    if value is not None and not good:
+        raise OptionError(f"{name} = {value!r} (accepted: {accepted})")
+
+
+def _in_range(value: object, low: float, high: float) -> bool:
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return number and low <= float(value) <= high and math.isfinite(float(value))  # type: ignore[arg-type]
+
+
+def _is_int(value: object, least: int) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least

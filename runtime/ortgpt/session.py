@@ -1,0 +1,166 @@
+"""Open a graph of a bundle in ONNX Runtime on the device asked for, or say why not. Knows no tokens and no cache."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from ortgpt.bundle import Bundle
+from ortgpt.contract import Flavour, Role, Target, native_inputs, native_outputs
+from ortgpt.cpus import allowed_cpus
+from ortgpt.errors import BundleError, DeviceError, OptionError
+from ortgpt.manifest import GraphSpec
+
+_PROVIDERS = {Target.CPU: "CPUExecutionProvider", Target.CUDA: "CUDAExecutionProvider"}
+_WHEELS = ("onnxruntime", "onnxruntime-gpu")
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a graph runs: "cpu", or "cuda" with the index of the GPU."""
+
+    target: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        return self.target if self.target == Target.CPU else f"{self.target}:{self.index}"
+
+    @property
+    def provider(self) -> str:
+        """The name of the ONNX Runtime execution provider."""
+        return _PROVIDERS[self.target]
+
+
+@dataclass(frozen=True)
+class Session:
+    """An open graph. `handle` is the onnxruntime.InferenceSession, safe to call from several threads."""
+
+    handle: Any
+    onnxruntime: ModuleType
+    graph: GraphSpec
+    device: Device
+    threads: int
+
+
+def open_session(bundle: Bundle, *, device: str = "auto", threads: int | None = None) -> Session:
+    """Open the bundle's graph for `device`: "auto", "cpu", "cuda" or "cuda:N".
+
+    `threads` is the number of CPU threads an operator may use, by default the CPUs this process is allowed. Raises
+    DeviceError when the device or ONNX Runtime is not usable, BundleError when the bundle holds no graph for it or the
+    graph is not what the manifest says, OptionError for a bad `device` or `threads`.
+    """
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+        raise OptionError(f"threads = {threads!r} (accepted: an integer of 1 or more, or None for all CPUs allowed)")
+    ort = import_onnxruntime(bundle.manifest.minimum_onnxruntime)
+    chosen, graph = choose_graph(bundle.manifest.graphs, device, ort.get_available_providers())
+    count = allowed_cpus() if threads is None else threads
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = count
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Without VNNI the u8 × s8 kernels add pairs in 16 bits and overflow silently; this makes them exact everywhere.
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    provider: Any = chosen.provider if chosen.target == Target.CPU else (chosen.provider, {"device_id": chosen.index})
+    try:
+        handle = ort.InferenceSession(str(bundle.path / graph.file), options, providers=[provider])
+    except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
+        raise BundleError(f"ONNX Runtime cannot open {bundle.path / graph.file}: {error}") from error
+    if handle.get_providers()[0] != chosen.provider:
+        raise DeviceError(
+            f"asked for {chosen}, but ONNX Runtime opened {handle.get_providers()}; "
+            "check the GPU driver and that `pip install ortgpt[cuda]` brought matching CUDA libraries"
+        )
+    _check_tensors(bundle, graph, handle)
+    return Session(handle, ort, graph, chosen, count)
+
+
+def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[str]) -> tuple[Device, GraphSpec]:
+    """Return the device to run on and the graph made for it.
+
+    "auto" takes the bundle's first graph whose target is among the available `providers`. Raises DeviceError when the
+    device is not available, BundleError when the bundle holds no graph for it, OptionError for an unknown name.
+    """
+    decoders = [graph for graph in graphs if graph.role == Role.DECODER]
+    targets = [graph.target for graph in decoders]
+    if device == "auto":
+        for graph in decoders:
+            if _PROVIDERS[graph.target] in providers:
+                return Device(graph.target), graph
+        raise DeviceError(
+            f"this bundle is made for {_list(targets)}, but ONNX Runtime here has only {_list(providers)}"
+        )
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", device) if isinstance(device, str) else None
+    if match is None:
+        raise OptionError(f"device = {device!r} (accepted: auto, cpu, cuda, cuda:N)")
+    chosen = Device(device.partition(":")[0], int(match[1] or 0))
+    if chosen.provider not in providers:
+        raise DeviceError(
+            f"device {device} needs {chosen.provider}, but ONNX Runtime here has only {_list(providers)}; "
+            f"install it with `pip install ortgpt[{chosen.target}]`, or choose another device"
+        )
+    for graph in decoders:
+        if graph.target == chosen.target:
+            return chosen, graph
+    raise BundleError(f"this bundle is made for {_list(targets)}, not for {chosen.target}; export it for that target")
+
+
+def import_onnxruntime(minimum: str) -> ModuleType:
+    """Import onnxruntime. Raises DeviceError when it is missing, older than `minimum` or installed twice."""
+    installed = [wheel for wheel in _WHEELS if _is_installed(wheel)]
+    if len(installed) > 1:
+        raise DeviceError(
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other; run "
+            "`pip uninstall -y onnxruntime onnxruntime-gpu`, "
+            "then `pip install ortgpt[cpu]` or `pip install ortgpt[cuda]`"
+        )
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise DeviceError(
+            f"ONNX Runtime cannot be imported ({error}); install it with `pip install ortgpt[cpu]`, "
+            "or `pip install ortgpt[cuda]` for an NVIDIA GPU"
+        ) from error
+    if _version(onnxruntime.__version__) < _version(minimum):
+        raise DeviceError(
+            f"this bundle needs onnxruntime {minimum} or newer, {onnxruntime.__version__} is installed; "
+            f"run `pip install -U {installed[0] if installed else 'onnxruntime'}`"
+        )
+    module: ModuleType = onnxruntime
+    return module
+
+
+def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
+    """Compare the graph's tensor names with the manifest's and both with the contract."""
+    n_layer = bundle.config.n_layer
+    contract = {Flavour.NATIVE: (native_inputs(n_layer), native_outputs(n_layer))}[graph.flavour]
+    for kind, wanted, listed, found in (
+        ("inputs", contract[0], graph.inputs, handle.get_inputs()),
+        ("outputs", contract[1], graph.outputs, handle.get_outputs()),
+    ):
+        names = [tensor.name for tensor in found]
+        if sorted(names) != sorted(wanted) or sorted(listed) != sorted(wanted):
+            differing = sorted(set(names).symmetric_difference(wanted) | set(listed).symmetric_difference(wanted))
+            raise BundleError(
+                f"{bundle.path / graph.file} is not a {graph.flavour} graph of {n_layer} layers: "
+                f"{kind} that graph, manifest and contract do not share: {', '.join(differing)}"
+            )
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names) or "nothing"
