@@ -10,13 +10,14 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from ortgpt.bundle import Bundle, ModelConfig, describe_files, open_bundle
+from ortgpt.bundle import Bundle, ModelConfig, describe_files, is_bundle_name, open_bundle
 from ortgpt.contract import (
     MINIMUM_ONNXRUNTIME,
     CacheKind,
     DType,
     File,
     Flavour,
+    Key,
     Promise,
     Role,
     Target,
@@ -24,14 +25,14 @@ from ortgpt.contract import (
     native_outputs,
 )
 from ortgpt.engine import Engine
-from ortgpt.errors import BundleError, OptionError
-from ortgpt.manifest import CacheSpec, GraphSpec, Manifest, Precision
+from ortgpt.errors import OptionError
+from ortgpt.manifest import CacheSpec, Check, GraphSpec, Manifest, Precision
 from ortgpt.session import open_session
 from ortgpt_exporter.checkpoint import Checkpoint, load_checkpoint
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.export import export_native, padded_head_dim
 from ortgpt_exporter.optimize import optimize_native
-from ortgpt_exporter.verify import Verification, verify
+from ortgpt_exporter.verify import verify
 from ortgpt_models.folder import refuse_existing, write_folder
 
 DTYPES = (DType.FLOAT32,)
@@ -69,9 +70,9 @@ def export_bundle(
     loaded = load_checkpoint(checkpoint)
     with write_folder(out, replace=force) as folder:
         manifest = _write(loaded, folder, steps)
-        verification = _verify(folder, manifest, loaded, steps)
+        checks = _verify(folder, manifest, loaded, steps)
         steps.next("writing the manifest")
-        manifest = replace(manifest, verification=verification.to_dict())
+        manifest = replace(manifest, verification=checks)
         (folder / File.MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
         open_bundle(folder)
     steps.finish()
@@ -109,7 +110,7 @@ def _write(loaded: Checkpoint, folder: Path, steps: _Steps) -> Manifest:
     names = [File.MODEL, File.CONFIG, File.GENERATION_CONFIG, *loaded.tokenizer_files]
     return Manifest(
         graphs=(graph,),
-        precision=Precision(dtype=DType.FLOAT32, recipe="none", promise={"kind": Promise.EXACT}),
+        precision=Precision(dtype=DType.FLOAT32, recipe="none", promise={Key.KIND: Promise.EXACT}),
         source=loaded.source,
         files=describe_files(folder, names),
         minimum_onnxruntime=MINIMUM_ONNXRUNTIME,
@@ -117,36 +118,35 @@ def _write(loaded: Checkpoint, folder: Path, steps: _Steps) -> Manifest:
     )
 
 
-def _verify(folder: Path, manifest: Manifest, loaded: Checkpoint, steps: _Steps) -> Verification:
+def _verify(folder: Path, manifest: Manifest, loaded: Checkpoint, steps: _Steps) -> tuple[Check, ...]:
     """Open what was written as the runtime will, and compare it with PyTorch. Raises ExportError where they differ."""
     config = ModelConfig.from_dict(loaded.gpt.config.to_dict())
     bundle = Bundle(path=folder, manifest=manifest, config=config, generation_config=loaded.generation_config)
     steps.next("opening the graph in ONNX Runtime")
     engine = Engine(open_session(bundle, device=Target.CPU), config, masked_tokens=manifest.masked_tokens)
-    verification = verify(engine, loaded.gpt, on_check=lambda name: steps.next(f"comparing with PyTorch: {name}"))
+    checks = verify(engine, loaded.gpt, on_check=lambda name: steps.next(f"comparing with PyTorch: {name}"))
     failed = [
         f"{check.name}: logits differ by {check.max_abs_diff:.3g} (accepted: {check.tolerance:.3g}), "
         f"{check.argmax_differing} of {check.argmax_compared} winners differ"
-        for check in verification.checks
+        for check in checks
         if not check.passed
     ]
     if failed:
         raise ExportError("the exported graph does not compute what PyTorch does: " + "; ".join(failed))
-    return verification
+    return checks
 
 
 def _check_target(out: Path, *, force: bool) -> None:
-    """Raise FileExistsError unless `out` is free, or is a bundle that `force` may replace."""
-    if not force or not out.exists():
-        refuse_existing(out)
+    """Raise FileExistsError unless `out` is free, or is a bundle and nothing more, which `force` may replace."""
+    refuse_existing(out, replace=force)
+    if not out.exists():
         return
-    try:
-        bundle = open_bundle(out)
-    except BundleError as error:
+    names = {path.name for path in out.iterdir()}
+    if File.MANIFEST not in names:
         raise FileExistsError(
-            f"{out} is not an intact bundle, so --force does not replace it ({error}); remove it first"
-        ) from None
-    foreign = sorted({path.name for path in out.iterdir()} - {*bundle.manifest.files, File.MANIFEST})
+            f"{out} is no bundle (it has no {File.MANIFEST}), so it is not replaced; choose another name"
+        )
+    foreign = sorted(name for name in names if not is_bundle_name(name))
     if foreign:
         raise FileExistsError(f"{out} also holds {', '.join(foreign)}, which would be lost; move it elsewhere first")
 

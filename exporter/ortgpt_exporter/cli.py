@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from ortgpt.manifest import Check
 
 if TYPE_CHECKING:
     from ortgpt_exporter.bundle_writer import Progress as ExportProgress
@@ -41,7 +43,7 @@ def export(checkpoint: str, out: Path, dtype: str, force: bool) -> None:
                 bar.update(progress.done - bar.pos)
 
             bundle = export_bundle(checkpoint, out, dtype=dtype, force=force, on_progress=show)
-    click.echo(format_verification(bundle.manifest.verification), err=True)
+    click.echo(format_checks(bundle.manifest.verification), err=True)
     size = sum(entry.size for entry in bundle.manifest.files.values())
     click.echo(f"{out}  {size / 1e6:.1f} MB  {dtype}  {bundle.config.n_layer} layers", err=True)
 
@@ -89,12 +91,12 @@ def train(texts: tuple[Path, ...], out: Path, held_out: Path | None, **recipe: A
     click.echo(f"{out}  held out {bits:.4f} bits per byte", err=True)
 
 
-def format_verification(verification: Any) -> str:
+def format_checks(checks: Iterable[Check]) -> str:
     """Return the verification of a manifest as a table."""
     lines = [f"{'compared with PyTorch':<32}{'max |Δ logit|':>14}{'accepted':>10}{'same winner':>14}"]
-    for check in verification["checks"]:
-        same = f"{check['argmax_compared'] - check['argmax_differing']}/{check['argmax_compared']}"
-        lines.append(f"{check['name']:<32}{check['max_abs_diff']:>14.1e}{check['tolerance']:>10.1e}{same:>14}")
+    for check in checks:
+        same = f"{check.argmax_compared - check.argmax_differing}/{check.argmax_compared}"
+        lines.append(f"{check.name:<32}{check.max_abs_diff:>14.1e}{check.tolerance:>10.1e}{same:>14}")
     return "\n".join(lines)
 
 

@@ -100,14 +100,14 @@ def export_native(gpt: GPT) -> ir.Model:
             opset_version=OPSET,
             input_names=native_inputs(config.n_layer),
             output_names=native_outputs(config.n_layer),
-            dynamic_shapes={
-                "input_ids": {0: batch, 1: seq},
-                "position_ids": {0: batch, 1: seq},
-                "seqlens_k": {0: batch},
-                "total_sequence_length": None,
-                "logit_positions": {0: batch, 1: count},
-                "past_key_values": [{0: batch, 2: capacity}] * len(cache),
-            },
+            dynamic_shapes=(
+                {0: batch, 1: seq},
+                {0: batch, 1: seq},
+                {0: batch},
+                None,
+                {0: batch, 1: count},
+                [{0: batch, 2: capacity}] * len(cache),
+            ),
             verbose=False,
         )
     assert program is not None  # dynamo=True always returns a program

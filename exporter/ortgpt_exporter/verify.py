@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +14,7 @@ import torch
 
 from ortgpt.contract import DType
 from ortgpt.engine import Call, Engine
+from ortgpt.manifest import Check
 from ortgpt_models import GPT
 
 # Largest difference of logits, relative to the largest logit or 1, by the graph's activation type.
@@ -27,39 +26,7 @@ _SEED = 20190214
 Logits = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One comparison of `positions` logit vectors; `argmax_compared` of them have a margin that makes the winner sure."""
-
-    name: str
-    positions: int
-    max_abs_diff: float
-    max_abs_logit: float
-    tolerance: float
-    argmax_compared: int
-    argmax_differing: int
-
-    @property
-    def passed(self) -> bool:
-        # A NaN anywhere makes the difference NaN, which is not below any bound.
-        return self.max_abs_diff <= self.tolerance and self.argmax_differing == 0
-
-
-@dataclass(frozen=True)
-class Verification:
-    """The checks of one graph."""
-
-    checks: tuple[Check, ...]
-
-    @property
-    def passed(self) -> bool:
-        return all(check.passed for check in self.checks)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"passed": self.passed, "checks": [asdict(check) for check in self.checks]}
-
-
-def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda name: None) -> Verification:
+def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda name: None) -> tuple[Check, ...]:
     """Run every check; `on_check` is told the name of each before it runs.
 
     Prefill of 1, 2 and 17 tokens and of the full context (there at 64 positions); prefill in pieces; cached single
@@ -86,7 +53,7 @@ def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda
     for name, plan in plans:
         on_check(name)
         checks.append(_compare(name, plan, TOLERANCES[engine.session.graph.cache.dtype]))
-    return Verification(tuple(checks))
+    return tuple(checks)
 
 
 def _compare(name: str, pairs: Iterator[tuple[Logits, Logits]], relative_tolerance: float) -> Check:

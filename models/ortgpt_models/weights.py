@@ -65,7 +65,8 @@ def load_gpt(folder: Path) -> GPT:
 
 def _read_state(file: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """Read the tensors named in `shapes` from an open safetensors file as float32, or raise with every fault."""
-    keys = {key.removeprefix(_PREFIX): key for key in file}
+    stored_keys = file.keys()
+    keys = {key.removeprefix(_PREFIX): key for key in stored_keys}
     keys = {name: key for name, key in keys.items() if not _MASK_BUFFERS.fullmatch(name)}
     head = keys.pop(_HEAD, None)
     faults = [f"missing {name} {shape}" for name, shape in shapes.items() if name not in keys]

@@ -11,7 +11,7 @@ from typing import Any
 
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, BundleNotFoundError
-from ortgpt.manifest import FileEntry, Manifest
+from ortgpt.manifest import Check, FileEntry, GraphSpec, Manifest, Precision, Source
 from ortgpt.strict_json import read_json_object
 
 _OWN_NAMES = frozenset(value for name, value in vars(File).items() if name.isupper())
@@ -51,6 +51,26 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BundleInfo:
+    """What `ortgpt info` shows: model, precision, source, files, and how the graph was verified."""
+
+    path: str
+    task: str
+    precision: Precision
+    graphs: tuple[GraphSpec, ...]
+    n_layer: int
+    n_head: int
+    n_positions: int
+    vocab_size: int
+    masked_tokens: int
+    source: Source
+    minimum_onnxruntime: str
+    size_bytes: int
+    file_sizes_bytes: Mapping[str, int]
+    verification: tuple[Check, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bundle:
     """An opened bundle: folder, manifest, configuration and the generation defaults as parsed JSON."""
 
@@ -58,6 +78,26 @@ class Bundle:
     manifest: Manifest
     config: ModelConfig
     generation_config: Mapping[str, Any]
+
+    def info(self) -> BundleInfo:
+        """Return what the bundle is, in one flat record."""
+        manifest, config = self.manifest, self.config
+        return BundleInfo(
+            path=str(self.path),
+            task=manifest.task,
+            precision=manifest.precision,
+            graphs=manifest.graphs,
+            n_layer=config.n_layer,
+            n_head=config.n_head,
+            n_positions=config.n_positions,
+            vocab_size=config.vocab_size,
+            masked_tokens=manifest.masked_tokens,
+            source=manifest.source,
+            minimum_onnxruntime=manifest.minimum_onnxruntime,
+            size_bytes=sum(entry.size for entry in manifest.files.values()),
+            file_sizes_bytes={name: entry.size for name, entry in manifest.files.items()},
+            verification=manifest.verification,
+        )
 
     def verify_hashes(self) -> None:
         """Read every listed file. Raises BundleError naming each whose sha256 is not the manifest's."""
@@ -119,6 +159,11 @@ def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
     return changed
 
 
+def is_bundle_name(name: str) -> bool:
+    """Tell whether a file of this name in a bundle's folder would be taken for a part of it."""
+    return name in _OWN_NAMES or ".onnx" in name
+
+
 def describe_files(folder: Path, names: Iterator[str] | Mapping[str, Any] | list[str]) -> dict[str, FileEntry]:
     """Return size and sha256 of the named files."""
     return {
@@ -151,7 +196,7 @@ def _folder_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
             yield f"{name} has {size:,} bytes, the manifest says {entry.size:,}"
     for found in sorted(folder.iterdir()):
         known = found.name in manifest.files or found.name == File.MANIFEST
-        if not known and (found.name in _OWN_NAMES or ".onnx" in found.name):
+        if not known and is_bundle_name(found.name):
             yield f"{found.name} is not listed in the manifest"
 
 

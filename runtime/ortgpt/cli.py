@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from ortgpt import __version__
-from ortgpt.bundle import Bundle, open_bundle, seal_bundle
+from ortgpt.bundle import open_bundle, seal_bundle
 from ortgpt.errors import OptionError, OrtGptError
 from ortgpt.generator import Completion, Generator, load
 
@@ -125,12 +125,28 @@ def score(bundle: Path, file: Any, as_json: bool, device: str, threads: int | No
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 def info(bundle: Path, as_json: bool) -> None:
     """Say what BUNDLE is: model, precision, source, files, and how it was verified."""
-    values = _info_values(open_bundle(bundle))
+    record = open_bundle(bundle).info()
     if as_json:
-        click.echo(json.dumps(values, ensure_ascii=False))
-    else:
-        for name, value in values.items():
-            click.echo(f"{name:<22} {_shown(value)}")
+        click.echo(json.dumps(dataclasses.asdict(record), ensure_ascii=False))
+        return
+    promise = ", ".join(f"{key} {value}" for key, value in record.precision.promise.items())
+    lines = {
+        "bundle": record.path,
+        "model": f"{record.n_layer} layers, {record.n_head} heads, context {record.n_positions:,}, "
+        f"vocabulary {record.vocab_size:,} ({record.masked_tokens:,} masked)",
+        "precision": f"{record.precision.dtype} (recipe {record.precision.recipe}; promise: {promise})",
+        "source": f"{record.source.id}, licence {record.source.licence or 'not stated'}, sha256 {record.source.sha256}",
+        "onnxruntime": f"{record.minimum_onnxruntime} or newer",
+        "size": f"{record.size_bytes:,} bytes",
+    }
+    lines |= {f"  {name}": f"{size:,}" for name, size in record.file_sizes_bytes.items()}
+    for graph in record.graphs:
+        lines[f"graph {graph.file}"] = f"{graph.role}, {graph.flavour}, {graph.target}, {graph.cache.kind} cache"
+    for check in record.verification:
+        lines[f"verified: {check.name}"] = f"max |Δ logit| {check.max_abs_diff:.1e} (accepted {check.tolerance:.1e})"
+    width = max(map(len, lines)) + 2
+    for name, value in lines.items():
+        click.echo(f"{name:<{width}}{value}")
 
 
 @main.command()
@@ -142,7 +158,7 @@ def seal(bundle: Path) -> None:
 
 
 def _write_stream(generator: Generator, text: str, echo: bool, options: dict[str, Any]) -> None:
-    stdout = click.get_binary_stream("stdout")
+    stdout = sys.stdout.buffer  # bytes, so that no encoding of the terminal can fail
 
     def write(piece: str) -> None:
         stdout.write(piece.encode("utf-8", errors="replace"))
@@ -159,40 +175,6 @@ def _write_stream(generator: Generator, text: str, echo: bool, options: dict[str
 def _completion_values(completion: Completion, echoed: str) -> dict[str, Any]:
     values = dataclasses.asdict(completion)
     return values | {"text": echoed + completion.text}
-
-
-def _info_values(bundle: Bundle) -> dict[str, Any]:
-    manifest, config = bundle.manifest, bundle.config
-    return {
-        "path": str(bundle.path),
-        "task": manifest.task,
-        "precision": manifest.precision.dtype,
-        "recipe": manifest.precision.recipe,
-        "promise": dict(manifest.precision.promise),
-        "targets": [graph.target for graph in manifest.graphs],
-        "flavours": [graph.flavour for graph in manifest.graphs],
-        "n_layer": config.n_layer,
-        "n_head": config.n_head,
-        "n_positions": config.n_positions,
-        "vocab_size": config.vocab_size,
-        "masked_tokens": manifest.masked_tokens,
-        "source": dataclasses.asdict(manifest.source),
-        "minimum_onnxruntime": manifest.minimum_onnxruntime,
-        "size_bytes": sum(entry.size for entry in manifest.files.values()),
-        "files": {name: entry.size for name, entry in manifest.files.items()},
-        "verification": dict(manifest.verification),
-    }
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    if isinstance(value, dict) and "checks" in value:
-        worst = max((check["max_abs_diff"] / check["tolerance"] for check in value["checks"]), default=0.0)
-        return f"{len(value['checks'])} checks against PyTorch, the worst at {worst:.1%} of what is accepted"
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {item}" for key, item in value.items() if item is not None)
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _entry_points() -> importlib.metadata.EntryPoints:

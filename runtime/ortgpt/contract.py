@@ -112,6 +112,13 @@ class Key:
     FILES = "files"
     SIZE = "size"
     VERIFICATION = "verification"
+    NAME = "name"
+    POSITIONS = "positions"
+    MAX_ABS_DIFF = "max_abs_diff"
+    MAX_ABS_LOGIT = "max_abs_logit"
+    TOLERANCE = "tolerance"
+    ARGMAX_COMPARED = "argmax_compared"
+    ARGMAX_DIFFERING = "argmax_differing"
 
 
 class Task:

@@ -137,8 +137,8 @@ class Engine:
         """Pick the next token of a row and note whether it was the last."""
         if not np.isfinite(logits).all():
             raise NonFiniteLogitsError(
-                f"{np.count_nonzero(~np.isfinite(logits))} of {logits.size} logits are not finite at step {step} of row "
-                f"{index}; the weights are damaged, or overflow in this precision"
+                f"{np.count_nonzero(~np.isfinite(logits))} of {logits.size} logits are not finite at step {step} of "
+                f"row {index}; the weights are damaged, or overflow in this precision"
             )
         logits[self.allowed_vocab_size :] = -np.inf
         token_id = row.pick(logits, row.token_ids)

@@ -78,6 +78,27 @@ class FileEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Check:
+    """One comparison of a graph with the PyTorch network it came from, over `positions` logit vectors.
+
+    `argmax_compared` of them have a margin between the two best logits that makes the winner certain.
+    """
+
+    name: str
+    positions: int
+    max_abs_diff: float
+    max_abs_logit: float
+    tolerance: float
+    argmax_compared: int
+    argmax_differing: int
+
+    @property
+    def passed(self) -> bool:
+        # A NaN anywhere makes the difference NaN, which is not below any bound.
+        return self.max_abs_diff <= self.tolerance and self.argmax_differing == 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Everything that ortgpt.json says. `masked_tokens` counts model rows beyond the tokenizer's vocabulary."""
 
@@ -90,7 +111,7 @@ class Manifest:
     task: str = Task.TEXT_GENERATION
     norm: str = Norm.PRE
     tokenizer: str = TokenizerKind.BYTE_LEVEL_BPE
-    verification: Mapping[str, Any] = field(default_factory=dict)
+    verification: tuple[Check, ...] = ()
     major: int = FORMAT_MAJOR
     minor: int = FORMAT_MINOR
 
@@ -123,7 +144,7 @@ class Manifest:
             Key.FILES: {
                 name: {Key.SIZE: entry.size, Key.SHA256: entry.sha256} for name, entry in sorted(self.files.items())
             },
-            Key.VERIFICATION: dict(self.verification),
+            Key.VERIFICATION: [_check_values(check) for check in self.verification],
         }
 
     @classmethod
@@ -165,7 +186,7 @@ class Manifest:
                 name: FileEntry(size=entry.integer(Key.SIZE), sha256=entry.sha256(Key.SHA256))
                 for name, entry in reader.named_readers(Key.FILES)
             },
-            verification=reader.mapping(Key.VERIFICATION),
+            verification=tuple(_read_check(item) for item in reader.readers(Key.VERIFICATION)),
         )
         if not re.fullmatch(r"\d+(\.\d+)*", manifest.minimum_onnxruntime):
             reader.fault(Key.MINIMUM_ONNXRUNTIME, manifest.minimum_onnxruntime, "a version like 1.23.0")
@@ -210,6 +231,30 @@ def _read_graph(reader: _Reader) -> GraphSpec:
     )
 
 
+def _check_values(check: Check) -> dict[str, Any]:
+    return {
+        Key.NAME: check.name,
+        Key.POSITIONS: check.positions,
+        Key.MAX_ABS_DIFF: check.max_abs_diff,
+        Key.MAX_ABS_LOGIT: check.max_abs_logit,
+        Key.TOLERANCE: check.tolerance,
+        Key.ARGMAX_COMPARED: check.argmax_compared,
+        Key.ARGMAX_DIFFERING: check.argmax_differing,
+    }
+
+
+def _read_check(reader: _Reader) -> Check:
+    return Check(
+        name=reader.text(Key.NAME),
+        positions=reader.integer(Key.POSITIONS),
+        max_abs_diff=reader.number(Key.MAX_ABS_DIFF),
+        max_abs_logit=reader.number(Key.MAX_ABS_LOGIT),
+        tolerance=reader.number(Key.TOLERANCE),
+        argmax_compared=reader.integer(Key.ARGMAX_COMPARED),
+        argmax_differing=reader.integer(Key.ARGMAX_DIFFERING),
+    )
+
+
 class _Reader:
     """Typed access to nested JSON values; what does not fit is noted in `faults` and replaced by a neutral value."""
 
@@ -245,6 +290,9 @@ class _Reader:
         if value < 0:
             self.fault(".".join(keys), value, "an integer of 0 or more")
         return value
+
+    def number(self, *keys: str) -> float:
+        return float(self._get((int, float), "a number", 0.0, *keys))
 
     def choice(self, accepted: tuple[str, ...], *keys: str) -> str:
         value = self.text(*keys)
