@@ -1,0 +1,55 @@
+"""Bundles that many tests read; each is exported once a run."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for a hub
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import GPT2LMHeadModel
+
+import ortgpt
+from ortgpt_exporter import export_bundle
+from support import write_checkpoint, write_standin
+
+
+@pytest.fixture(scope="session")
+def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, four heads of 12, which the export pads to 16."""
+    return write_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def small_bundle(small_checkpoint: Path) -> Path:
+    return export_bundle(small_checkpoint, small_checkpoint.parent / "bundle").path
+
+
+@pytest.fixture(scope="session")
+def small_model(small_checkpoint: Path) -> GPT2LMHeadModel:
+    return GPT2LMHeadModel.from_pretrained(small_checkpoint).eval()
+
+
+@pytest.fixture(scope="session")
+def small(small_bundle: Path) -> Iterator[ortgpt.Generator]:
+    with ortgpt.load(small_bundle) as generator:
+        yield generator
+
+
+@pytest.fixture(scope="session")
+def standin_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """GPT-2 small, random, with the real vocabulary and an added token."""
+    return write_standin(tmp_path_factory.mktemp("standin") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def standin_bundle(standin_checkpoint: Path) -> Path:
+    return export_bundle(standin_checkpoint, standin_checkpoint.parent / "bundle").path
+
+
+@pytest.fixture(scope="session")
+def austen_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_bundle("austen", tmp_path_factory.mktemp("austen") / "bundle").path

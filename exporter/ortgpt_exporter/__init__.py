@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ortgpt_exporter.bundle_writer import export_bundle
+    from ortgpt_exporter.errors import ExportError
 
 __all__ = ["ExportError", "export_bundle"]
 

@@ -21,8 +21,7 @@ from ortgpt.contract import (
     Promise,
     Role,
     Target,
-    native_inputs,
-    native_outputs,
+    native_axes,
 )
 from ortgpt.engine import Engine
 from ortgpt.errors import OptionError
@@ -98,14 +97,18 @@ def _write(loaded: Checkpoint, folder: Path, steps: _Steps) -> Manifest:
     )
     for name, text in loaded.tokenizer_files.items():
         (folder / name).write_text(text, encoding="utf-8", newline="")
+    head_dim = padded_head_dim(config.head_dim)
+    inputs, outputs = native_axes(
+        n_layer=config.n_layer, n_head=config.n_head, head_dim=head_dim, vocab_size=config.vocab_size
+    )
     graph = GraphSpec(
         role=Role.DECODER,
         file=File.MODEL,
         flavour=Flavour.NATIVE,
         target=Target.CPU,
-        cache=CacheSpec(kind=CacheKind.FIXED, dtype=DType.FLOAT32, head_dim=padded_head_dim(config.head_dim)),
-        inputs=tuple(native_inputs(config.n_layer)),
-        outputs=tuple(native_outputs(config.n_layer)),
+        cache=CacheSpec(kind=CacheKind.FIXED, dtype=DType.FLOAT32, head_dim=head_dim),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
     )
     names = [File.MODEL, File.CONFIG, File.GENERATION_CONFIG, *loaded.tokenizer_files]
     return Manifest(

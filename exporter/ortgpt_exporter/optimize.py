@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
+from onnxscript.optimizer import optimize_ir
 from onnxscript.rewriter import RewriteRuleSet, pattern
 from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_layer_normalization
 
@@ -23,8 +24,10 @@ def optimize_native(model: ir.Model, *, n_layer: int, tanh_gelu: bool) -> None:
 
     Raises ExportError when a fusion matched fewer or more places than the network has.
     """
+    head = RewriteRuleSet([pattern.RewriteRule(_transposed_head, _tied_head)]).apply_to_model(model)
+    optimize_ir(model)  # constants folded, identities gone
     counts = {
-        "head": RewriteRuleSet([pattern.RewriteRule(_transposed_head, _tied_head)]).apply_to_model(model),
+        "head": head,
         "activation": RewriteRuleSet([pattern.RewriteRule(_bias_gelu, _fast_gelu)]).apply_to_model(model),
         "residual": fuse_skip_layer_normalization(model),
     }

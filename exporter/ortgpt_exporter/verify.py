@@ -70,12 +70,17 @@ def _compare(name: str, pairs: Iterator[tuple[Logits, Logits]], relative_toleran
     return Check(
         name=name,
         positions=len(certain),
-        max_abs_diff=max_abs_diff,
-        max_abs_logit=max_abs_logit,
-        tolerance=relative_tolerance * max(1.0, max_abs_logit),
+        max_abs_diff=_rounded(max_abs_diff),
+        max_abs_logit=_rounded(max_abs_logit),
+        tolerance=_rounded(relative_tolerance * max(1.0, max_abs_logit)),
         argmax_compared=int(certain.sum()),
         argmax_differing=int((certain & ~np.concatenate(winners)).sum()),
     )
+
+
+def _rounded(value: float) -> float:
+    """Return six significant digits: with fewer than a double holds, no change of a digit is without effect."""
+    return float(f"{value:.6g}")
 
 
 def _prefill(engine: Engine, gpt: GPT, ids: list[int]) -> Iterator[tuple[Logits, Logits]]:

@@ -40,9 +40,9 @@ class ModelConfig:
         ]
         special = {name: values.get(name) for name in ("bos_token_id", "eos_token_id")}
         faults += [
-            f"{name} = {value!r} (accepted: null or an id of the vocabulary)"
+            f"{name} = {value!r} (accepted: null or an integer of 0 or more)"
             for name, value in special.items()
-            if value is not None and not (type(value) is int and 0 <= value < (counts["vocab_size"] or 0))
+            if value is not None and (type(value) is not int or value < 0)
         ]
         if faults:
             raise BundleError(f"{File.CONFIG} has faults: " + "; ".join(faults))

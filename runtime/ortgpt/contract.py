@@ -51,23 +51,6 @@ def present_names(n_layer: int) -> list[str]:
     return [Tensor.present(layer, kind) for layer in range(n_layer) for kind in KEY_VALUE]
 
 
-def native_inputs(n_layer: int) -> list[str]:
-    """Return the inputs of a native graph, in order."""
-    return [
-        Tensor.INPUT_IDS,
-        Tensor.POSITION_IDS,
-        Tensor.SEQLENS_K,
-        Tensor.TOTAL_SEQUENCE_LENGTH,
-        Tensor.LOGIT_POSITIONS,
-        *past_names(n_layer),
-    ]
-
-
-def native_outputs(n_layer: int) -> list[str]:
-    """Return the outputs of a native graph, in order."""
-    return [Tensor.LOGITS, *present_names(n_layer)]
-
-
 class Axis:
     """Names of the dynamic axes."""
 
@@ -75,6 +58,27 @@ class Axis:
     SEQUENCE = "sequence_length"
     CACHE = "cache_length"
     LOGIT = "logit_count"
+
+
+Axes = tuple[str | int, ...]
+
+
+def native_axes(
+    *, n_layer: int, n_head: int, head_dim: int, vocab_size: int
+) -> tuple[dict[str, Axes], dict[str, Axes]]:
+    """Return the inputs and the outputs of a native graph, in order, with their axes: a name where dynamic."""
+    cache: Axes = (Axis.BATCH, n_head, Axis.CACHE, head_dim)
+    inputs: dict[str, Axes] = {
+        Tensor.INPUT_IDS: (Axis.BATCH, Axis.SEQUENCE),
+        Tensor.POSITION_IDS: (Axis.BATCH, Axis.SEQUENCE),
+        Tensor.SEQLENS_K: (Axis.BATCH,),
+        Tensor.TOTAL_SEQUENCE_LENGTH: (),
+        Tensor.LOGIT_POSITIONS: (Axis.BATCH, Axis.LOGIT),
+    }
+    outputs: dict[str, Axes] = {Tensor.LOGITS: (Axis.BATCH, Axis.LOGIT, vocab_size)}
+    inputs |= dict.fromkeys(past_names(n_layer), cache)
+    outputs |= dict.fromkeys(present_names(n_layer), cache)
+    return inputs, outputs
 
 
 class Key:

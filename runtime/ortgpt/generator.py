@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ortgpt import sampling
 from ortgpt.bundle import Bundle, open_bundle
@@ -21,7 +22,7 @@ from ortgpt.scoring import Score, score_ids
 from ortgpt.session import open_session
 from ortgpt.tokenizer import StopMatcher, TextStream, Tokenizer
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ def candidates(logits: Floats, *, temperature: float, top_k: int, top_p: float) 
     else:
         ids = np.arange(logits.size)
     ids = ids[np.argsort(-logits[ids], kind="stable")]
-    probabilities = _softmax((logits[ids] - largest) / np.float32(temperature))
+    probabilities = _softmax(logits[ids], largest, temperature)
     if top_p < 1.0:
         kept = _nucleus_size(probabilities, top_p)
         ids, probabilities = ids[:kept], probabilities[:kept] / probabilities[:kept].sum()
@@ -80,7 +80,7 @@ def _kth_largest(logits: Floats, k: int) -> np.float32:
 
 def _nucleus_of_all(logits: Floats, largest: np.float32, temperature: float, top_p: float) -> tuple[Ids, Floats]:
     """Return the nucleus of the whole vocabulary, sorting only as much of it as the nucleus may need."""
-    probabilities = _softmax((logits - largest) / np.float32(temperature))
+    probabilities = _softmax(logits, largest, temperature)
     count = min(_NUCLEUS_GUESS, probabilities.size)
     ids = np.argpartition(probabilities, probabilities.size - count)[probabilities.size - count :]
     if probabilities[ids].sum() < top_p:
@@ -98,7 +98,9 @@ def _nucleus_size(probabilities: Floats, top_p: float) -> int:
     return 1 + int(np.searchsorted(reached, top_p, side="left"))
 
 
-def _softmax(scores: Floats) -> Floats:
+def _softmax(logits: Floats, largest: np.float32, temperature: float) -> Floats:
+    with np.errstate(over="ignore"):  # at a tiny temperature all but the largest go to -inf, as they should
+        scores = (logits - largest) / max(np.float32(temperature), np.finfo(np.float32).tiny)
     weights = np.exp(scores)
     result: Floats = weights / weights.sum()
     return result

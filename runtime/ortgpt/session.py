@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from ortgpt.bundle import Bundle
-from ortgpt.contract import Flavour, Role, Target, native_inputs, native_outputs
+from ortgpt.contract import Role, Target, native_axes
 from ortgpt.cpus import allowed_cpus
 from ortgpt.errors import BundleError, DeviceError, OptionError
 from ortgpt.manifest import GraphSpec
@@ -134,20 +134,25 @@ def import_onnxruntime(minimum: str) -> ModuleType:
 
 
 def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
-    """Compare the graph's tensor names with the manifest's and both with the contract."""
-    n_layer = bundle.config.n_layer
-    contract = {Flavour.NATIVE: (native_inputs(n_layer), native_outputs(n_layer))}[graph.flavour]
-    for kind, wanted, listed, found in (
-        ("inputs", contract[0], graph.inputs, handle.get_inputs()),
-        ("outputs", contract[1], graph.outputs, handle.get_outputs()),
-    ):
-        names = [tensor.name for tensor in found]
-        if sorted(names) != sorted(wanted) or sorted(listed) != sorted(wanted):
-            differing = sorted(set(names).symmetric_difference(wanted) | set(listed).symmetric_difference(wanted))
-            raise BundleError(
-                f"{bundle.path / graph.file} is not a {graph.flavour} graph of {n_layer} layers: "
-                f"{kind} that graph, manifest and contract do not share: {', '.join(differing)}"
-            )
+    """Compare the graph's tensors and axes with the contract, and their names with the manifest."""
+    config = bundle.config
+    inputs, outputs = native_axes(
+        n_layer=config.n_layer, n_head=config.n_head, head_dim=graph.cache.head_dim, vocab_size=config.vocab_size
+    )
+    found = {tensor.name: tuple(tensor.shape) for tensor in (*handle.get_inputs(), *handle.get_outputs())}
+    wanted = inputs | outputs
+    faults = [
+        f"{name} has axes {found.get(name, 'missing')}, expected {wanted.get(name, 'no such tensor')}"
+        for name in sorted(found.keys() | wanted.keys())
+        if found.get(name) != wanted.get(name)
+    ]
+    faults += [f"{name} differs from the manifest" for name in sorted({*graph.inputs, *graph.outputs} ^ wanted.keys())]
+    if faults:
+        shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+        raise BundleError(
+            f"{bundle.path / graph.file} is not the {graph.flavour} graph of {config.n_layer} layers that the bundle "
+            f"describes: {shown}"
+        )
 
 
 def _is_installed(distribution: str) -> bool:

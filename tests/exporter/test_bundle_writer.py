@@ -1,0 +1,166 @@
+"""A bundle is written whole or not at all, and only where it may be."""
+
+from __future__ import annotations
+
+import copy
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ortgpt
+from ortgpt import OptionError
+from ortgpt.bundle import open_bundle
+from ortgpt_exporter import ExportError, bundle_writer, export_bundle
+from ortgpt_exporter.bundle_writer import Progress
+from ortgpt_exporter.export import export_native
+from ortgpt_models import GPT, ModelError
+from support import greedy_ids, random_model, write_checkpoint
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_progress_counts_every_step(small_checkpoint: Path, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    bundle = export_bundle(small_checkpoint, tmp_path / "deep" / "out", on_progress=seen.append)
+    assert [progress.done for progress in seen] == list(range(14))
+    assert {progress.total for progress in seen} == {13}
+    assert seen[0].activity == "loading the checkpoint"
+    assert names(tmp_path / "deep") == ["out"]
+    assert bundle.path == tmp_path / "deep" / "out"
+    assert all(check.passed for check in bundle.manifest.verification)
+
+
+@pytest.mark.parametrize("step", range(1, 14))
+def test_an_interruption_at_any_step_leaves_nothing(small_checkpoint: Path, tmp_path: Path, step: int) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.done == step - 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(small_checkpoint, tmp_path / "out", on_progress=interrupt)
+    assert names(tmp_path) == []
+
+
+def test_a_full_disk_leaves_nothing_and_says_so_in_one_line(small_checkpoint: Path, tmp_path: Path) -> None:
+    limit = 200_000  # bytes a file may have; the model needs more
+    code = (
+        f"import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+        f"from ortgpt.cli import main; main(['export', {str(small_checkpoint)!r}, '-o', {str(tmp_path / 'out')!r}])"
+    )
+    assert resource.RLIMIT_FSIZE is not None
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert names(tmp_path) == []
+
+
+def test_a_graph_that_fails_its_verification_is_not_written(
+    small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(gpt: GPT) -> Any:
+        other = copy.deepcopy(gpt)
+        other.get_parameter("h.1.mlp.c_fc.bias").data += 0.01
+        return export_native(other)
+
+    monkeypatch.setattr(bundle_writer, "export_native", wrong)
+    with pytest.raises(
+        ExportError, match=r"does not compute what PyTorch does: prefill of 1: logits differ by .*accepted"
+    ):
+        export_bundle(small_checkpoint, tmp_path / "out")
+    assert names(tmp_path) == []
+
+
+def test_force_replaces_a_bundle_and_nothing_else(small_checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export_bundle(small_checkpoint, out)
+    other = write_checkpoint(tmp_path / "other", seed=9)
+    with pytest.raises(FileExistsError, match="already exists"):
+        export_bundle(other, out)
+    (out / "notes.txt").touch()
+    with pytest.raises(FileExistsError, match=r"also holds notes\.txt"):
+        export_bundle(other, out, force=True)
+    (out / "notes.txt").unlink()
+    (out / "vocab.json").unlink()  # even a damaged bundle
+    assert export_bundle(other, out, force=True).manifest.source.id == "other"
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "precious").touch()
+    for target in (tmp_path / "home", tmp_path / "other"):
+        with pytest.raises(FileExistsError, match="is no bundle"):
+            export_bundle(other, target, force=True)
+    assert names(tmp_path / "home") == ["precious"]
+    assert names(tmp_path) == ["home", "other", "out"]
+
+
+def test_a_failed_export_keeps_the_old_bundle(small_checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    before = export_bundle(small_checkpoint, out).manifest
+
+    def interrupt(progress: Progress) -> None:
+        if progress.done == 11:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(small_checkpoint, out, force=True, on_progress=interrupt)
+    assert open_bundle(out).manifest == before
+    assert names(tmp_path) == ["out"]
+
+
+def test_rows_beyond_the_tokenizer_are_counted_and_never_generated(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "padded", vocab_size=320)
+    bundle = export_bundle(folder, tmp_path / "out")
+    assert bundle.manifest.masked_tokens == 20
+    with ortgpt.load(bundle.path) as generator:
+        rows = generator.generate_batch(["a", "b", "c"], max_new_tokens=40, temperature=5.0, top_k=0, seed=[1, 2, 3])
+        assert max(max(row.token_ids) for row in rows) < 300
+        with pytest.raises(ortgpt.PromptError, match="token id 300"):
+            generator.generate([300])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"n_positions": 1},
+        {"n_positions": 2},
+        {"n_positions": 9, "n_layer": 1},
+        {"n_embd": 35, "n_head": 7, "n_inner": 50},
+        {"n_embd": 8, "n_head": 1, "activation_function": "relu"},
+        {"activation_function": "silu", "scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
+    ],
+)
+def test_odd_shapes_export_and_generate_what_transformers_does(config: dict[str, Any], tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "odd", seed=4, **config)
+    shape = {"vocab_size": 300, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 4}
+    model = random_model(4, **(shape | config))
+    with ortgpt.load(export_bundle(folder, tmp_path / "out").path) as generator:
+        room = generator.engine.config.n_positions
+        for prompt in ([1], [7, 8, 9][:room]):
+            new = min(20, room - len(prompt))
+            if new:
+                found = generator.generate(prompt, max_new_tokens=new, eos_token_id=[])
+                assert found.token_ids == greedy_ids(model, prompt, new)
+
+
+def test_bad_input_is_refused_before_anything_is_written(small_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"dtype = 'int3' \(accepted: float32\)"):
+        export_bundle(small_checkpoint, tmp_path / "out", dtype="int3")
+    with pytest.raises(ModelError, match="does not exist"):
+        export_bundle(tmp_path / "none", tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        export_bundle(tmp_path / "empty", tmp_path / "out")
+    assert names(tmp_path) == ["empty"]
+
+
+def test_what_the_checkpoint_says_of_generation_is_carried_over(small_checkpoint: Path, small_bundle: Path) -> None:
+    ours = json.loads((small_bundle / "generation_config.json").read_text())
+    theirs = json.loads((small_checkpoint / "generation_config.json").read_text())
+    assert ours == theirs

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ortgpt.tokenizer import read_merges
+from ortgpt_exporter import ExportError
+from ortgpt_exporter.checkpoint import find_folder, load_checkpoint, load_tokenizer, unreachable_merges
+from ortgpt_models import ModelError
+from support import write_checkpoint, write_real_tokenizer, write_small_tokenizer
+
+
+@pytest.fixture
+def folder(small_checkpoint: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_checkpoint, tmp_path / "my-model"))
+
+
+def test_a_folder_gives_network_tokenizer_and_provenance(folder: Path) -> None:
+    (folder / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n# Model\n")
+    (folder / "generation_config.json").write_text('{"temperature": 0.7, "eos_token_id": 0}')
+    loaded = load_checkpoint(folder)
+    assert loaded.gpt.config.n_layer == 2
+    assert loaded.tokenizer_vocab_size == 300
+    assert loaded.tokenizer_files["vocab.json"] == (folder / "vocab.json").read_text()
+    assert loaded.generation_config == {"temperature": 0.7, "eos_token_id": 0}
+    assert (loaded.source.id, loaded.source.licence, loaded.source.revision) == ("my-model", "mit", None)
+    assert loaded.source.sha256 == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_without_a_generation_config_end_of_text_comes_from_the_config(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    loaded = load_checkpoint(folder)
+    assert loaded.generation_config == {"bos_token_id": 0, "eos_token_id": 0}
+    assert loaded.source.licence is None
+
+
+def test_a_bundled_name_wins_over_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "austen").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert find_folder("austen").name == "austen"
+    assert find_folder("austen").parent.name == "checkpoints"
+    assert find_folder("./austen").resolve() == tmp_path / "austen" or find_folder(tmp_path / "austen")
+    with pytest.raises(
+        ModelError, match="none does not exist; expected a Hugging Face GPT-2 folder, or one of: austen"
+    ):
+        find_folder("none")
+
+
+def test_a_model_smaller_than_its_tokenizer_is_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "small", vocab_size=290)
+    with pytest.raises(ExportError, match="tokenizer has 300 ids, the model only 290 rows"):
+        load_checkpoint(folder)
+
+
+def test_missing_tokenizer_files_are_named(folder: Path) -> None:
+    (folder / "merges.txt").unlink()
+    with pytest.raises(ExportError, match=r"no merges\.txt in"):
+        load_checkpoint(folder)
+
+
+def test_holes_in_the_vocabulary_are_refused(folder: Path) -> None:
+    vocab = json.loads((folder / "vocab.json").read_text())
+    last = max(vocab, key=lambda token: vocab[token])
+    (folder / "vocab.json").write_text(json.dumps(vocab | {last: 305}))
+    with pytest.raises(ExportError, match="id 299 has no token"):
+        load_tokenizer(folder)
+
+
+def test_the_real_and_the_small_tokenizer_are_supported(tmp_path: Path) -> None:
+    write_real_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path).vocab_size == 50257
+    write_small_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path).vocab_size == 300
+
+
+def test_merges_that_byte_ranks_cannot_reproduce_are_found(tmp_path: Path) -> None:
+    assert unreachable_merges([("a", "b"), ("ab", "c"), ("c", "d")]) == []
+    # "abc" is made of ab + c by rank, never of a + bc.
+    assert unreachable_merges([("a", "b"), ("b", "c"), ("a", "bc")]) == [("a", "bc")]
+    # The part "bc" of the merge is made by no merge before it.
+    assert unreachable_merges([("a", "b"), ("a", "bc")]) == [("a", "bc")]
+    # Two pairs for one token: a rank of joined text cannot tell them apart.
+    assert unreachable_merges([("a", "b"), ("ab", "c"), ("b", "c"), ("a", "bc")]) == [("a", "bc")]
+    write_small_tokenizer(tmp_path)
+    vocab = json.loads((tmp_path / "vocab.json").read_text())
+    merges = read_merges(tmp_path / "merges.txt")
+    left, right = next((left, right) for left, right in merges if len(left + right) == 3 and len(right) == 1)
+    odd = (left[0], left[1] + right)
+    vocab |= {"".join(odd): len(vocab), left[1] + right: len(vocab) + 1}
+    vocab = {token: index for index, token in enumerate(vocab)}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    lines = [*merges, (left[1], right), odd]
+    (tmp_path / "merges.txt").write_text("".join(f"{a} {b}\n" for a, b in dict.fromkeys(lines)))
+    with pytest.raises(ExportError, match=r"not supported: merge .* is never reached"):
+        load_tokenizer(tmp_path)

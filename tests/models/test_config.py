@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config
+
+from ortgpt_models import GPT, PRESETS, GPTConfig, ModelError
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200)],
+)
+def test_presets_have_the_published_parameter_counts(name: str, count: int) -> None:
+    with torch.device("meta"):
+        gpt = GPT(PRESETS[name])
+    assert sum(parameter.numel() for parameter in gpt.parameters()) == count
+
+
+def test_minigpt_preset_has_its_shape() -> None:
+    config = PRESETS["minigpt"]
+    assert (config.n_layer, config.n_embd, config.n_head) == (4, 128, 4)
+
+
+def test_defaults_equal_those_of_transformers() -> None:
+    assert GPTConfig.from_dict(GPT2Config().to_dict()) == GPTConfig()
+
+
+def test_config_survives_a_round_trip() -> None:
+    config = GPTConfig(n_embd=60, n_head=5, n_layer=3, n_inner=77, activation_function="silu", eos_token_id=None)
+    assert GPTConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", "gpt_neo"),
+        ("tie_word_embeddings", False),
+        ("add_cross_attention", True),
+        ("quantization_config", {"bits": 4}),
+        ("pruned_heads", {"0": [1]}),
+        ("activation_function", "mish"),
+        ("n_layer", 0),
+        ("n_layer", True),
+        ("n_embd", "768"),
+        ("n_head", 7),
+        ("n_inner", -1),
+        ("layer_norm_epsilon", float("nan")),
+        ("resid_pdrop", 1.5),
+        ("scale_attn_weights", 1),
+        ("eos_token_id", -1),
+    ],
+)
+def test_unsupported_values_are_refused_by_name(key: str, value: Any) -> None:
+    with pytest.raises(ModelError, match=key) as caught:
+        GPTConfig.from_dict(GPT2Config().to_dict() | {key: value})
+    assert "accepted" in str(caught.value)
+
+
+def test_all_faults_come_in_one_message() -> None:
+    with pytest.raises(ModelError, match=r"n_layer = 0.*n_positions = 'x'|n_positions = 'x'.*n_layer = 0"):
+        GPTConfig(n_layer=0, n_positions="x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("weights", "inverse", "expected"),
+    [(True, False, 0.125), (False, False, 1.0), (True, True, 0.125 / 4), (False, True, 0.25)],
+)
+def test_attention_scale(weights: bool, inverse: bool, expected: float) -> None:
+    config = GPTConfig(scale_attn_weights=weights, scale_attn_by_inverse_layer_idx=inverse)
+    assert config.attention_scale(3) == pytest.approx(expected)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from ortgpt_models.folder import write_folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_appears_whole(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    with write_folder(out) as folder:
+        (folder / "file").write_text("x")
+        assert not out.exists()
+    assert (out / "file").read_text() == "x"
+    assert names(out.parent) == ["out"]
+
+
+def test_permissions_are_those_of_plain_files(tmp_path: Path) -> None:
+    umask = os.umask(0o022)
+    try:
+        with write_folder(tmp_path / "out") as folder:
+            (folder / "file").touch(mode=0o600)
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "out" / "file").stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device"), ValueError])
+def test_an_error_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(BaseException), write_folder(tmp_path / "out") as folder:  # noqa: B017, PT011, PT012
+        (folder / "file").write_text("x")
+        raise error
+    assert names(tmp_path) == []
+
+
+def test_an_existing_folder_is_kept_unless_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").touch()
+    with pytest.raises(FileExistsError, match="already exists"), write_folder(out):
+        pass
+    with pytest.raises(RuntimeError), write_folder(out, replace=True):
+        raise RuntimeError
+    assert names(out) == ["old"]
+    with write_folder(out, replace=True) as folder:
+        (folder / "new").touch()
+    assert names(out) == ["new"]
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_file_or_a_link_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(FileExistsError, match="not a folder"), write_folder(tmp_path / name, replace=True):
+            pass
+    assert names(tmp_path) == ["file", "link"]

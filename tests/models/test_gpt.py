@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ortgpt_models import GPT, GPTConfig, KVCache
+from support import random_model
+
+SHAPES: list[dict[str, Any]] = [
+    {"vocab_size": 101, "n_positions": 40, "n_embd": 48, "n_layer": 3, "n_head": 4},
+    {"vocab_size": 77, "n_positions": 33, "n_embd": 35, "n_layer": 2, "n_head": 5, "n_inner": 50,
+     "activation_function": "gelu", "scale_attn_by_inverse_layer_idx": True, "layer_norm_epsilon": 1e-3},
+    {"vocab_size": 64, "n_positions": 64, "n_embd": 24, "n_layer": 1, "n_head": 1, "activation_function": "relu",
+     "scale_attn_weights": False},
+    {"vocab_size": 90, "n_positions": 48, "n_embd": 42, "n_layer": 4, "n_head": 3, "activation_function": "silu"},
+]  # fmt: skip
+
+
+def make_pair(shape: dict[str, Any]) -> tuple[GPT, Any]:
+    theirs = random_model(3, **shape)
+    gpt = GPT(GPTConfig(**shape)).eval()
+    state = {name.removeprefix("transformer."): tensor for name, tensor in theirs.state_dict().items()}
+    gpt.load_state_dict({name: state[name] for name in gpt.state_dict()})
+    return gpt, theirs
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.no_grad()
+def test_logits_equal_those_of_transformers(shape: dict[str, Any]) -> None:
+    gpt, theirs = make_pair(shape)
+    ids = torch.randint(shape["vocab_size"], (3, shape["n_positions"]))
+    assert (gpt(ids) - theirs(ids).logits).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.no_grad()
+def test_cached_steps_equal_full_recomputation(shape: dict[str, Any]) -> None:
+    gpt, _ = make_pair(shape)
+    ids = torch.randint(shape["vocab_size"], (2, 30))
+    cache = KVCache(shape["n_head"])
+    found = gpt(ids[:, :7], attend=cache)
+    assert (found - gpt(ids[:, :7])).abs().max() <= 1e-4
+    for end in range(8, 31):
+        step = gpt(ids[:, end - 1 : end], attend=cache)
+        assert cache.length == end
+        assert (step[:, -1] - gpt(ids[:, :end])[:, -1]).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("cuts", [(1, 2, 30), (11, 12, 29, 30), (29, 30)])
+@torch.no_grad()
+def test_prefill_in_pieces_equals_full_recomputation(cuts: tuple[int, ...]) -> None:
+    gpt, _ = make_pair(SHAPES[0])
+    ids = torch.randint(101, (2, 30))
+    cache = KVCache(4)
+    starts = (0, *cuts[:-1])
+    pieces = [gpt(ids[:, start:end], attend=cache) for start, end in zip(starts, cuts, strict=True)]
+    assert (torch.cat(pieces, dim=1) - gpt(ids)).abs().max() <= 1e-4
+
+
+@torch.no_grad()
+def test_logit_positions_pick_from_all_logits() -> None:
+    gpt, _ = make_pair(SHAPES[0])
+    ids = torch.randint(101, (2, 9))
+    places = torch.tensor([[0, 8, 3], [5, 5, 1]])
+    expected = gpt(ids)[torch.arange(2)[:, None], places]
+    torch.testing.assert_close(gpt(ids, logit_positions=places), expected)
+
+
+@torch.no_grad()
+def test_a_later_token_changes_no_earlier_logits() -> None:
+    gpt, _ = make_pair(SHAPES[0])
+    ids = torch.randint(101, (1, 20))
+    other = ids.clone()
+    other[0, 12] = (other[0, 12] + 1) % 101
+    difference = (gpt(ids) - gpt(other)).abs().amax(dim=(0, 2))
+    assert difference[:12].max() == 0
+    assert difference[12:].min() > 0
+
+
+def test_initialisation_is_that_of_gpt2() -> None:
+    torch.manual_seed(0)
+    config = GPTConfig(vocab_size=2000, n_positions=512, n_embd=256, n_layer=8, n_head=4)
+    gpt = GPT(config)
+    for name, parameter in gpt.named_parameters():
+        if name.endswith("bias"):
+            assert parameter.abs().max() == 0, name
+        elif ".ln_" in name or name.startswith("ln_f"):
+            assert (parameter == 1).all(), name
+        else:
+            std = 0.02 / (2 * 8) ** 0.5 if name.endswith("c_proj.weight") else 0.02
+            standard_error = std / (2 * parameter.numel()) ** 0.5
+            assert abs(parameter.std().item() - std) < 5 * standard_error, name
+            assert abs(parameter.mean().item()) < 5 * std / parameter.numel() ** 0.5, name
+            # A normal distribution has 4.55% beyond two standard deviations.
+            assert (parameter.abs() > 2 * std).float().mean().item() == pytest.approx(0.0455, abs=0.004), name
+
+
+def test_dropout_acts_in_training_only() -> None:
+    gpt = GPT(GPTConfig(vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2))
+    ids = torch.randint(50, (1, 16))
+    assert not torch.equal(gpt.train()(ids), gpt(ids))
+    assert torch.equal(gpt.eval()(ids), gpt(ids))

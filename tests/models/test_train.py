@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+from transformers import AutoTokenizer, GPT2LMHeadModel
+
+from ortgpt_models import GPT, ModelError, load_gpt
+from ortgpt_models.train import Progress, Recipe, bits_per_byte, read_corpus, train
+from support import TEXT
+
+RECIPE = Recipe(
+    n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=300, steps=12, batch_size=4, warmup_steps=3,
+    evaluate_every=6, save_every=4,
+)  # fmt: skip
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT * 4, encoding="utf-8")
+    return path
+
+
+def test_training_learns_and_writes_a_hugging_face_folder(text: Path, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    out = tmp_path / "out"
+    recipe = Recipe(**(vars(RECIPE) | {"steps": 200, "learning_rate": 1e-2}))
+    bits = train([text], out, recipe=recipe, on_progress=seen.append)
+    assert [progress.step for progress in seen] == list(range(1, 201))
+    assert seen[0].loss == pytest.approx(math.log(300), rel=0.02)  # nothing is known at first
+    assert seen[-1].loss < 0.7 * seen[0].loss
+    assert sorted(path.name for path in out.iterdir()) == [
+        "config.json", "merges.txt", "model.safetensors", "training.json", "vocab.json",
+    ]  # fmt: skip
+    assert not (tmp_path / "out.training").exists()
+    assert load_file(out / "model.safetensors")["transformer.wte.weight"].dtype == torch.float16
+    record = json.loads((out / "training.json").read_text())
+    assert record["held_out_bits_per_byte"] == round(bits, 5)
+    ids = AutoTokenizer.from_pretrained(out)("It is a truth", return_tensors="pt").input_ids
+    theirs = GPT2LMHeadModel.from_pretrained(out, dtype=torch.float32).eval()
+    with torch.no_grad():
+        assert (theirs(ids).logits - load_gpt(out)(ids)).abs().max() <= 1e-4
+
+
+def test_an_interrupted_training_goes_on_as_if_it_had_not_been(text: Path, tmp_path: Path) -> None:
+    whole: list[float] = []
+    train([text], tmp_path / "whole", recipe=RECIPE, on_progress=lambda progress: whole.append(progress.loss))
+
+    def interrupt(progress: Progress) -> None:
+        if progress.step == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train([text], tmp_path / "parts", recipe=RECIPE, on_progress=interrupt)
+    assert not (tmp_path / "parts").exists()
+    resumed: list[Progress] = []
+    train([text], tmp_path / "parts", recipe=RECIPE, on_progress=resumed.append)
+    assert [progress.step for progress in resumed] == [9, 10, 11, 12]
+    assert [progress.loss for progress in resumed] == whole[8:]
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_state_of_another_recipe_or_text_is_not_continued(text: Path, tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.step == 5:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        train([text], out, recipe=RECIPE, on_progress=interrupt)
+    with pytest.raises(ModelError, match="another recipe or other texts"):
+        train([text], out, recipe=Recipe(**(vars(RECIPE) | {"seed": 1})))
+    (tmp_path / "out.training" / "state.pt").write_bytes(b"no")
+    with pytest.raises(ModelError, match="cannot be read"):
+        train([text], out, recipe=RECIPE)
+
+
+def test_held_out_loss_is_bits_per_byte_of_the_text(text: Path, tmp_path: Path) -> None:
+    held_out = tmp_path / "held_out.txt"
+    held_out.write_text("a single man — must be in want of a wife. " * 5, encoding="utf-8")
+    corpus = read_corpus([text], held_out, RECIPE)
+    torch.manual_seed(0)
+    gpt = GPT(RECIPE.gpt_config(end_of_text_id=corpus.end_of_text_id)).eval()
+    ids = [corpus.end_of_text_id, *corpus.tokenizer.encode(held_out.read_text()).ids]
+    nats = 0.0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, 16):
+            inputs, targets = ids[start : start + 16], ids[start + 1 : start + 17]
+            logits = gpt(torch.tensor([inputs[: len(targets)]]))[0]
+            nats += F.cross_entropy(logits, torch.tensor(targets), reduction="sum").item()
+    expected = nats / math.log(2) / len(held_out.read_bytes())
+    assert bits_per_byte(gpt, corpus, 4) == pytest.approx(expected, rel=1e-5)
+
+
+def test_without_a_held_out_file_the_end_of_the_text_is_never_trained_on(text: Path) -> None:
+    corpus = read_corpus([text], None, RECIPE)
+    whole = text.read_text()
+    assert corpus.held_out_bytes == len(whole[int(len(whole) * 0.95) :].encode())
+    trained = corpus.tokenizer.decode(corpus.train_ids.tolist(), skip_special_tokens=True)
+    assert trained == whole[: int(len(whole) * 0.95)]
+
+
+def test_learning_rate_warms_up_and_falls_to_zero() -> None:
+    recipe = Recipe(steps=110, warmup_steps=10, learning_rate=1.0)
+    assert [recipe.learning_rate_at(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
+    assert recipe.learning_rate_at(60) == pytest.approx(0.5)
+    assert recipe.learning_rate_at(109) == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.99)))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", "holds no text"), (b"\xff\xfe", "not UTF-8"), (b"a <|endoftext|> b", "marks the end"), (b"short", "only")],
+)
+def test_unusable_text_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=reason):
+        train([path], tmp_path / "out", recipe=RECIPE)
+    assert [item.name for item in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_unusable_recipes_are_refused_by_name(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"vocab_size = 100.*steps = 0.*learning_rate = 0"):
+        Recipe(vocab_size=100, steps=0, learning_rate=0.0)
+    with pytest.raises(ModelError, match="n_embd = 30 with n_head = 4"):
+        Recipe(n_embd=30)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(FileExistsError):
+        train([text], tmp_path / "out", recipe=RECIPE)

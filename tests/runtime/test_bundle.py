@@ -1,0 +1,245 @@
+"""A bundle that is not exactly what its manifest says is refused, with every fault named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ortgpt
+from ortgpt import BundleError, BundleNotFoundError
+from ortgpt.bundle import open_bundle, seal_bundle, sha256_of
+from ortgpt.contract import File
+
+
+@pytest.fixture
+def bundle(small_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_bundle, tmp_path / "bundle"))
+
+
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], None], *, rehash: bool = True) -> None:
+    """Change the manifest; give it the sha256 of its new content, worked out here without the package."""
+    path = folder / "ortgpt.json"
+    values = json.loads(path.read_text())
+    change(values)
+    if rehash:
+        rest = {key: value for key, value in values.items() if key != "sha256"}
+        values["sha256"] = hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    path.write_text(json.dumps(values))
+
+
+def flip_a_bit(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def test_an_intact_bundle_opens_from_anywhere(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_bundle(bundle).config.n_layer == 2
+    moved = bundle.parent / "with a space" / "Ünïcode"
+    moved.parent.mkdir()
+    shutil.move(bundle, moved)
+    (moved.parent / "link").symlink_to(moved)
+    monkeypatch.chdir(moved.parent)
+    for path in (moved, "Ünïcode", "link", str(moved)):
+        with ortgpt.load(path) as generator:
+            assert generator.generate("a", max_new_tokens=2).token_ids
+    (moved / "README.md").write_text("notes")
+    (moved / ".gitattributes").write_text("")
+    open_bundle(moved)
+
+
+def test_the_manifest_says_what_it_should(bundle: Path) -> None:
+    values = json.loads((bundle / "ortgpt.json").read_text())
+    assert values["format"] == {"major": 1, "minor": 0}
+    assert values["precision"] == {
+        "dtype": "float32", "recipe": "none", "parameters": {}, "promise": {"kind": "exact"},
+    }  # fmt: skip
+    (graph,) = values["graphs"]
+    assert (graph["role"], graph["file"], graph["flavour"], graph["target"]) == (
+        "decoder",
+        "model.onnx",
+        "native",
+        "cpu",
+    )
+    assert graph["cache"] == {"kind": "fixed", "dtype": "float32", "head_dim": 16}
+    assert set(values["files"]) == {
+        "config.json", "generation_config.json", "merges.txt", "model.onnx", "vocab.json",
+    }  # fmt: skip
+    for name, entry in values["files"].items():
+        data = (bundle / name).read_bytes()
+        assert entry == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert values["source"]["id"] == "checkpoint"
+    assert len(values["verification"]) == 7
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "merges.txt", "model.onnx", "vocab.json"])
+def test_every_file_is_checked(bundle: Path, name: str) -> None:
+    path = bundle / name
+    whole = path.read_bytes()
+    flip_a_bit(path, len(whole) // 2)
+    with pytest.raises(BundleError, match=name.replace(".", r"\.")):
+        ortgpt.load(bundle)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(BundleError, match=rf"{name} has .* bytes, the manifest says"):
+        ortgpt.load(bundle, verify="size")
+    path.unlink()
+    with pytest.raises(BundleError, match=f"{name} is missing"):
+        ortgpt.load(bundle)
+    target = bundle.parent / "elsewhere"
+    target.write_bytes(whole)
+    path.symlink_to(target)
+    with pytest.raises(BundleError, match=f"{name} is a link out of the bundle"):
+        ortgpt.load(bundle)
+
+
+def test_every_fault_is_reported_at_once(bundle: Path) -> None:
+    (bundle / "vocab.json").unlink()
+    (bundle / "merges.txt").write_text("x")
+    (bundle / "decoder.onnx").write_text("x")
+    with pytest.raises(BundleError) as caught:
+        open_bundle(bundle)
+    for part in ("vocab.json is missing", "merges.txt has 1 bytes", "decoder.onnx is not listed"):
+        assert part in str(caught.value)
+
+
+def test_a_bit_flipped_in_the_manifest_is_noticed(bundle: Path) -> None:
+    whole = (bundle / "ortgpt.json").read_bytes()
+    for place in range(0, len(whole), 7):
+        flip_a_bit(bundle / "ortgpt.json", place)
+        with pytest.raises(BundleError):
+            open_bundle(bundle)
+        (bundle / "ortgpt.json").write_bytes(whole)
+    open_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: m["format"].update(major=2), "bundle format 2 is not supported"),
+        (lambda m: m.update(task="translation"), "task = 'translation'"),
+        (lambda m: m["architecture"].update(norm="post"), "architecture.norm = 'post'"),
+        (lambda m: m["tokenizer"].update(kind="wordpiece"), "tokenizer.kind = 'wordpiece'"),
+        (lambda m: m.update(graphs=[]), r"graphs = \[\]"),
+        (lambda m: m["graphs"][0].update(flavour="magic"), r"graphs\[0\].flavour = 'magic'"),
+        (lambda m: m["graphs"][0]["cache"].update(kind="paged"), r"graphs\[0\].cache.kind = 'paged'"),
+        (lambda m: m["graphs"][0].update(inputs=[1]), r"graphs\[0\].inputs"),
+        (lambda m: m.update(masked_tokens=-1), "masked_tokens = -1"),
+        (lambda m: m.update(minimum_onnxruntime="new"), "minimum_onnxruntime = 'new'"),
+        (lambda m: m["files"]["model.onnx"].update(sha256="12"), "sha256 = '12'"),
+        (lambda m: m["files"].update({"../x": {"size": 1, "sha256": "0" * 64}}), "not a plain file name"),
+        (lambda m: m["files"].pop("config.json"), "'config.json' is not listed"),
+        (lambda m: m["graphs"][0].update(file="other.onnx"), "'other.onnx' is not listed"),
+    ],
+)
+def test_a_manifest_that_says_something_else_is_refused(
+    bundle: Path, change: Callable[[dict[str, Any]], None], reason: str
+) -> None:
+    edit_manifest(bundle, change)
+    with pytest.raises(BundleError, match=reason):
+        open_bundle(bundle)
+
+
+def test_all_faults_of_a_manifest_come_in_one_message(bundle: Path) -> None:
+    edit_manifest(bundle, lambda m: m.update(task=1, files=[], masked_tokens="x"))
+    with pytest.raises(BundleError) as caught:
+        open_bundle(bundle)
+    for part in ("task = 1", "files = []", "masked_tokens = 'x'"):
+        assert part in str(caught.value)
+
+
+def test_what_a_newer_minor_version_adds_is_ignored(bundle: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["format"]["minor"] = 7
+        manifest["colour"] = manifest["source"]["x"] = "blue"
+
+    edit_manifest(bundle, change)
+    assert open_bundle(bundle).manifest.minor == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "not readable JSON"),
+        ("[]", "JSON list"),
+        ("{", "not readable JSON"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
+        ('{"a": 1, "a": 2}', "duplicate keys"),
+        ('{"a": ' + "[" * 50_000, "not readable JSON"),
+        ("\ud800", "not readable JSON"),
+    ],
+)
+def test_hostile_json_is_refused(bundle: Path, text: str, reason: str) -> None:
+    for name in ("ortgpt.json", "generation_config.json"):
+        path = bundle / name
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        if name != "ortgpt.json":
+            seal_bundle(bundle)
+        with pytest.raises(BundleError, match=reason):
+            ortgpt.load(bundle)
+        shutil.copy(bundle / "config.json", path)
+        break
+
+
+def test_bad_values_in_config_json_are_named(bundle: Path) -> None:
+    config = json.loads((bundle / "config.json").read_text())
+    (bundle / "config.json").write_text(json.dumps(config | {"n_layer": 0, "vocab_size": "x", "eos_token_id": 1.5}))
+    seal_bundle(bundle)
+    with pytest.raises(BundleError, match=r"n_layer = 0.*vocab_size = 'x'.*eos_token_id = 1\.5"):
+        open_bundle(bundle)
+
+
+def test_a_graph_of_another_shape_is_refused(bundle: Path) -> None:
+    config = json.loads((bundle / "config.json").read_text())
+    (bundle / "config.json").write_text(json.dumps(config | {"n_layer": 3}))
+    seal_bundle(bundle)
+    with pytest.raises(BundleError, match=r"not the native graph of 3 layers.*past_key_values\.2\.key"):
+        ortgpt.load(bundle)
+    (bundle / "config.json").write_text(json.dumps(config | {"n_head": 2, "vocab_size": 299}))
+    seal_bundle(bundle)
+    with pytest.raises(BundleError, match=r"logits.*299"):
+        ortgpt.load(bundle)
+
+
+def test_sealing_after_a_hand_edit(bundle: Path) -> None:
+    (bundle / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.5, "eos_token_id": 0}')
+    with pytest.raises(BundleError, match="ortgpt seal"):
+        ortgpt.load(bundle)
+    assert seal_bundle(bundle) == ["generation_config.json"]
+    assert seal_bundle(bundle) == []
+    assert not [name for name in os.listdir(bundle) if "partial" in name]
+    with ortgpt.load(bundle) as generator:
+        assert generator.generate("a", max_new_tokens=4, seed=1).token_ids
+
+
+def test_no_bundle_at_all(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, reason in (
+        (tmp_path / "none", "does not exist"),
+        (tmp_path / "file", "is a file"),
+        (tmp_path, "holds no"),
+    ):
+        with pytest.raises(BundleNotFoundError, match=reason) as caught:
+            ortgpt.load(path)
+        assert isinstance(caught.value, FileNotFoundError)
+        assert isinstance(caught.value, ValueError)
+
+
+def test_sha256_is_sha256(tmp_path: Path) -> None:
+    data = os.urandom(3 * 2**20 + 5)
+    (tmp_path / "x").write_bytes(data)
+    assert sha256_of(tmp_path / "x") == hashlib.sha256(data).hexdigest()
+
+
+def test_a_truncated_model_with_a_true_manifest_is_an_error_of_the_bundle(bundle: Path) -> None:
+    path = bundle / File.MODEL
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    seal_bundle(bundle)
+    with pytest.raises(BundleError, match="ONNX Runtime cannot open"):
+        ortgpt.load(bundle)

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+import ortgpt
+from ortgpt import ClosedError, ContextLengthError, GenerationOptions, OptionError, PromptError, UnknownOptionError
+from ortgpt.generator import make_pick
+from support import greedy_ids
+
+PROMPTS = ["It is a truth", "", "a single man", "universally acknowledged, that", "Café — 日本"]
+
+
+def test_a_completion_says_all(small: ortgpt.Generator, small_model: Any) -> None:
+    prompt_ids = small.tokenizer.encode("It is a truth")
+    done = small.generate("It is a truth", max_new_tokens=12, eos_token_id=[])
+    assert done.token_ids == greedy_ids(small_model, prompt_ids, 12)
+    assert done.text == small.tokenizer.decode(done.token_ids)
+    assert (done.finish_reason, done.stop_reason, done.prompt_tokens) == ("length", None, len(prompt_ids))
+    assert done.timings.prefill_s > 0
+    assert done.timings.decode_s > 0
+    assert small.generate(prompt_ids, max_new_tokens=12, eos_token_id=[]).token_ids == done.token_ids
+    assert small.generate(np.array(prompt_ids), max_new_tokens=12, eos_token_id=[]).token_ids == done.token_ids
+
+
+def test_an_empty_prompt_starts_from_end_of_text(small: ortgpt.Generator) -> None:
+    done = small.generate("", max_new_tokens=5)
+    assert done.prompt_tokens == 1
+    assert done.token_ids == small.generate([0], max_new_tokens=5).token_ids
+    assert small.generate([], max_new_tokens=5).token_ids == done.token_ids
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.9, "seed": 3}, {"top_p": 0.7, "repetition_penalty": 1.3, "seed": 3}]
+)
+def test_a_row_of_a_batch_equals_its_solo_run(small: ortgpt.Generator, options: dict[str, Any]) -> None:
+    together = small.generate_batch(PROMPTS, max_new_tokens=20, **options)
+    for prompt, row in zip(PROMPTS, together, strict=True):
+        alone = small.generate(prompt, max_new_tokens=20, **options)
+        assert (alone.text, alone.token_ids, alone.finish_reason) == (row.text, row.token_ids, row.finish_reason)
+
+
+def test_seeds(small: ortgpt.Generator) -> None:
+    def draw(**options: Any) -> list[int]:
+        return small.generate("a truth", max_new_tokens=20, temperature=1.0, **options).token_ids
+
+    assert draw(seed=1) == draw(seed=1)
+    assert draw(seed=1) != draw(seed=2)
+    assert draw() != draw()
+    rows = small.generate_batch(["a truth"] * 3, max_new_tokens=20, temperature=1.0, seed=[1, 2, 1])
+    assert [row.token_ids for row in rows] == [draw(seed=1), draw(seed=2), draw(seed=1)]
+    with pytest.raises(OptionError, match="seed has 2 values for 3 rows"):
+        small.generate_batch(["a"] * 3, seed=[1, 2])
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": ["e", "truth"]}, {"temperature": 1.5, "seed": 5}, {"stop": "zzz"}])
+def test_streamed_pieces_join_to_the_completion(small: ortgpt.Generator, options: dict[str, Any]) -> None:
+    for prompt in PROMPTS:
+        done = small.generate(prompt, max_new_tokens=30, **options)
+        pieces = list(small.stream(prompt, max_new_tokens=30, **options))
+        assert "".join(piece.text for piece in pieces) == done.text
+        assert [token_id for piece in pieces for token_id in piece.token_ids] == done.token_ids
+        assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [done.finish_reason]
+
+
+def test_a_stream_checks_at_the_call_and_can_be_left(small: ortgpt.Generator) -> None:
+    with pytest.raises(OptionError):
+        small.stream("x", top_p=2)
+    with pytest.raises(ContextLengthError):
+        small.stream("x", max_new_tokens=64)
+    stream = small.stream("x", max_new_tokens=20)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert small.generate("x", max_new_tokens=2).finish_reason == "length"
+
+
+def test_end_of_text_ends_and_is_no_text(small: ortgpt.Generator) -> None:
+    free = small.generate("a man", max_new_tokens=20, eos_token_id=[])
+    eos = free.token_ids[6]
+    first = free.token_ids.index(eos)
+    for given in (eos, [eos], [299, eos], (eos,)):
+        done = small.generate("a man", max_new_tokens=20, eos_token_id=given)
+        assert done.token_ids == free.token_ids[: first + 1]
+        assert done.text == small.tokenizer.decode(free.token_ids[:first])
+        assert (done.finish_reason, done.stop_reason) == ("stop", eos)
+    held = small.generate("a man", max_new_tokens=20, eos_token_id=eos, min_new_tokens=15)
+    assert eos not in held.token_ids[:15]
+
+
+def test_min_new_tokens_equals_transformers(small: ortgpt.Generator, small_model: Any) -> None:
+    free = small.generate("a man", max_new_tokens=20, eos_token_id=[])
+    eos = free.token_ids[2]
+    ids = small.tokenizer.encode("a man")
+    want = greedy_ids(small_model, ids, 20, eos_token_id=eos, min_new_tokens=10)
+    assert small.generate("a man", max_new_tokens=20, eos_token_id=eos, min_new_tokens=10).token_ids == want
+
+
+def test_repetition_penalty_equals_transformers(small: ortgpt.Generator, small_model: Any) -> None:
+    for prompt in PROMPTS:
+        ids = small.tokenizer.encode(prompt) or [0]
+        want = greedy_ids(small_model, ids, 25, repetition_penalty=1.4)
+        assert small.generate(prompt, max_new_tokens=25, repetition_penalty=1.4, eos_token_id=[]).token_ids == want
+
+
+def test_stop_strings_cut_the_text(small: ortgpt.Generator) -> None:
+    free = small.generate("a man", max_new_tokens=30, eos_token_id=[])
+    for start, length in ((3, 1), (5, 4), (0, 2)):
+        stop = free.text[start : start + length]
+        done = small.generate("a man", max_new_tokens=30, stop=stop, eos_token_id=[])
+        assert done.text == free.text[: free.text.index(stop)]
+        assert (done.finish_reason, done.stop_reason) == ("stop", stop)
+        assert done.token_ids == free.token_ids[: len(done.token_ids)]
+        assert len(done.token_ids) < 30
+    kept = small.generate("a man", max_new_tokens=30, stop=["\x00never"], eos_token_id=[])
+    assert (kept.text, kept.finish_reason) == (free.text, "length")
+
+
+def test_processors_act_in_the_order_of_transformers(small: ortgpt.Generator) -> None:
+    """Penalty, minimum length, temperature, top_k, top_p: the same distribution, and the draw that follows from it."""
+    rng = np.random.default_rng(11)
+    prompt = rng.integers(300, size=12).tolist()
+    for trial in range(40):
+        logits = (rng.normal(size=300) * 3).astype(np.float32)
+        settings: dict[str, Any] = {
+            "temperature": 0.8, "top_k": 12, "top_p": 0.8, "repetition_penalty": 1.5, "min_new_tokens": 3,
+        }  # fmt: skip
+        options = GenerationOptions(**settings, seed=trial, eos_token_id=int(logits.argmax()))
+        pick = make_pick(options.resolve(GenerationOptions()), prompt, trial)
+        processors = LogitsProcessorList(
+            [
+                RepetitionPenaltyLogitsProcessor(1.5),
+                MinNewTokensLengthLogitsProcessor(12, 3, int(logits.argmax()), device="cpu"),
+                TemperatureLogitsWarper(0.8),
+                TopKLogitsWarper(12),
+                TopPLogitsWarper(0.8),
+            ]
+        )
+        scores = processors(torch.tensor([prompt]), torch.from_numpy(logits.copy())[None])
+        probabilities = torch.softmax(scores, -1)[0].numpy().astype(np.float64)
+        order = np.argsort(-probabilities, kind="stable")
+        place = np.searchsorted(np.cumsum(probabilities[order]), np.random.default_rng(trial).random(), side="right")
+        assert pick(logits, []) == order[place]
+
+
+def test_generated_tokens_are_penalised_too(small: ortgpt.Generator) -> None:
+    options = GenerationOptions(repetition_penalty=100.0).resolve(GenerationOptions(eos_token_id=0))
+    pick = make_pick(options, [], None)
+    new: list[int] = []
+    for _ in range(5):
+        new.append(pick(np.arange(5, dtype=np.float32) + 1, new))
+    assert new == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        (None, "prompt = None"),
+        (5, "prompt = 5"),
+        ([[1, 2]], "accepted: a text, or a sequence of token ids"),
+        ([1.5], "prompt = "),
+        ([True], "prompt = "),
+        (["a"], "prompt = "),
+        ([1, 300], "token id 300 is not in the vocabulary .*0 to 299"),
+        ([-1], "token id -1"),
+        (b"bytes", "prompt = b'bytes'"),
+        ([[1], [1, 2]], "prompt = "),
+    ],
+)
+def test_bad_prompts_are_refused(small: ortgpt.Generator, prompt: Any, reason: str) -> None:
+    with pytest.raises(PromptError, match=reason):
+        small.generate(prompt)
+
+
+def test_bad_calls_are_refused(small: ortgpt.Generator) -> None:
+    with pytest.raises(PromptError, match="at least one"):
+        small.generate_batch([])
+    with pytest.raises(PromptError, match="one text"):
+        small.generate_batch("text")
+    with pytest.raises(UnknownOptionError, match="max_tokens"):
+        small.generate("x", max_tokens=3)
+    with pytest.raises(OptionError, match="eos_token_id = 300"):
+        small.generate("x", eos_token_id=300)
+    with pytest.raises(OptionError, match="verify = 'no'"):
+        ortgpt.load("x", verify="no")
+
+
+def test_a_closed_generator_says_so(small_bundle: Path) -> None:
+    with ortgpt.load(small_bundle, verify="size") as generator:
+        assert generator.generate("a", max_new_tokens=1).token_ids
+    generator.close()
+    with pytest.raises(ClosedError, match="closed"):
+        generator.generate("a")
+
+
+def test_an_error_leaves_the_generator_usable(small: ortgpt.Generator) -> None:
+    before = small.generate("a man", max_new_tokens=5)
+    with pytest.raises(ContextLengthError):
+        small.generate("a man", max_new_tokens=100)
+    assert small.generate("a man", max_new_tokens=5).token_ids == before.token_ids
+
+
+def test_thread_counts_give_the_same_tokens(small_bundle: Path, small: ortgpt.Generator) -> None:
+    with ortgpt.load(small_bundle, threads=1) as single:
+        assert single.engine.session.threads == 1
+        for prompt in PROMPTS:
+            assert (
+                single.generate(prompt, max_new_tokens=20).token_ids
+                == small.generate(prompt, max_new_tokens=20).token_ids
+            )
+    for threads in (0, -1, 1.5, True, "2"):
+        with pytest.raises(OptionError, match="threads = "):
+            ortgpt.load(small_bundle, threads=threads)  # type: ignore[arg-type]

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortgpt import GenerationOptions, OptionError, OrtGptError, UnknownOptionError
+from ortgpt.options import ResolvedOptions, read_generation_config
+
+NO_DEFAULTS = GenerationOptions(eos_token_id=0)
+
+
+def resolve(defaults: GenerationOptions = NO_DEFAULTS, **keywords: Any) -> ResolvedOptions:
+    return GenerationOptions.make(None, keywords).resolve(defaults)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "samples"),
+    [
+        ({}, False),
+        ({"repetition_penalty": 1.2}, False),
+        ({"temperature": 0}, False),
+        ({"temperature": 0.0, "do_sample": False}, False),
+        ({"temperature": 1.0}, True),
+        ({"top_k": 5}, True),
+        ({"top_p": 0.9}, True),
+        ({"seed": 0}, True),
+        ({"do_sample": True}, True),
+    ],
+)
+def test_what_turns_sampling_on(keywords: dict[str, Any], samples: bool) -> None:
+    assert resolve(**keywords).do_sample is samples
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    assert resolve() == ResolvedOptions(
+        do_sample=False, temperature=1.0, top_k=50, top_p=1.0, repetition_penalty=1.0, max_new_tokens=None,
+        min_new_tokens=0, stop=(), eos_token_ids=frozenset({0}), seed=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("keywords", "parts"),
+    [
+        ({"temperature": -0.1}, ["temperature = -0.1", "0 or more"]),
+        ({"temperature": math.nan}, ["temperature = nan"]),
+        ({"temperature": math.inf}, ["temperature = inf"]),
+        ({"top_p": 1.01}, ["top_p = 1.01", "0 to 1"]),
+        ({"top_k": -1}, ["top_k = -1"]),
+        ({"top_k": 2.5}, ["top_k = 2.5", "integer"]),
+        ({"repetition_penalty": 0}, ["repetition_penalty = 0", "above 0"]),
+        ({"max_new_tokens": 0}, ["max_new_tokens = 0", "1 or more"]),
+        ({"max_new_tokens": True}, ["max_new_tokens = True"]),
+        ({"min_new_tokens": -1}, ["min_new_tokens = -1"]),
+        ({"min_new_tokens": 9, "max_new_tokens": 8}, ["min_new_tokens = 9", "max_new_tokens = 8"]),
+        ({"min_new_tokens": 9, "eos_token_id": []}, ["min_new_tokens = 9", "no effect"]),
+        ({"stop": ""}, ["stop = ''", "at least one character"]),
+        ({"stop": ["a", ""]}, ["stop = ['a', '']"]),
+        ({"stop": 5}, ["stop = 5"]),
+        ({"eos_token_id": -1}, ["eos_token_id = -1"]),
+        ({"eos_token_id": "x"}, ["eos_token_id = 'x'"]),
+        ({"seed": -1}, ["seed = -1"]),
+        ({"seed": []}, ["seed = []"]),
+        ({"do_sample": 1}, ["do_sample = 1", "true or false"]),
+        ({"do_sample": False, "top_k": 5}, ["top_k = 5", "no effect", "do_sample = False"]),
+        ({"temperature": 0, "top_p": 0.5, "seed": 1}, ["top_p = 0.5", "seed = 1", "temperature = 0"]),
+        ({"temperature": 0, "do_sample": True}, ["temperature = 0", "do_sample = True"]),
+    ],
+)
+def test_bad_and_ineffective_values_name_option_value_and_what_is_accepted(
+    keywords: dict[str, Any], parts: list[str]
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        resolve(**keywords)
+    assert isinstance(caught.value, ValueError)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_unknown_options_are_refused_by_name() -> None:
+    with pytest.raises(UnknownOptionError, match="unknown option topk, temprature") as caught:
+        GenerationOptions.make(None, {"topk": 1, "temprature": 2})
+    assert isinstance(caught.value, TypeError)
+    assert isinstance(caught.value, OrtGptError)
+    with pytest.raises(OptionError, match="GenerationOptions"):
+        GenerationOptions.make({"top_k": 1}, {})  # type: ignore[arg-type]
+
+
+def test_keywords_win_over_the_object_and_the_object_over_the_bundle() -> None:
+    bundle = GenerationOptions(do_sample=True, temperature=0.5, top_k=7, max_new_tokens=9, eos_token_id=3)
+    options = GenerationOptions(temperature=0.6, top_p=0.9)
+    found = GenerationOptions.make(options, {"top_p": 0.8}).resolve(bundle)
+    assert (found.do_sample, found.temperature, found.top_p, found.top_k, found.max_new_tokens) == (
+        True,
+        0.6,
+        0.8,
+        7,
+        9,
+    )
+    assert found.eos_token_ids == {3}
+
+
+def test_defaults_of_the_bundle_give_way_silently() -> None:
+    bundle = GenerationOptions(do_sample=True, temperature=0.5, top_k=7)
+    assert resolve(bundle).do_sample is True
+    assert resolve(bundle, do_sample=False).do_sample is False
+    assert resolve(bundle, temperature=0).do_sample is False
+    assert resolve(GenerationOptions(temperature=0.5)).do_sample is False  # only do_sample itself turns it on there
+    assert resolve(GenerationOptions(temperature=0.0), seed=1).temperature == 1.0
+
+
+def test_default_length_is_what_the_context_leaves() -> None:
+    options = resolve()
+    assert options.new_tokens_for(10, 1024) == 128
+    assert options.new_tokens_for(1000, 1024) == 24
+    assert options.new_tokens_for(2000, 1024) == 1
+    assert resolve(max_new_tokens=500).new_tokens_for(10, 64) == 500
+
+
+def test_seeds_by_row() -> None:
+    assert resolve(seed=5).seeds_for(3) == [5, 5, 5]
+    assert resolve(seed=[1, 2, 3]).seeds_for(3) == [1, 2, 3]
+    assert resolve().seeds_for(2) == [None, None]
+    with pytest.raises(OptionError, match="seed has 2 values for 3 rows"):
+        resolve(seed=(1, 2)).seeds_for(3)
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    found = resolve(top_k=np.int64(4), temperature=np.float32(0.5), seed=np.int32(1))
+    assert (found.top_k, found.temperature) == (4, 0.5)
+
+
+def test_generation_config_supplies_defaults_and_names_what_it_cannot(caplog: pytest.LogCaptureFixture) -> None:
+    values = {
+        "_from_model_config": True, "transformers_version": "5.0", "bos_token_id": 1, "eos_token_id": [1, 2],
+        "do_sample": True, "temperature": 0.7, "num_beams": 4, "top_p": None,
+    }  # fmt: skip
+    with caplog.at_level(logging.WARNING):
+        found = read_generation_config(values, (9,))
+    assert found == GenerationOptions(do_sample=True, temperature=0.7, eos_token_id=[1, 2])
+    assert "num_beams = 4" in caplog.text
+    assert "transformers_version" not in caplog.text
+    assert read_generation_config({}, (9,)).eos_token_id == (9,)

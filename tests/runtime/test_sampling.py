@@ -1,0 +1,144 @@
+"""Sampling against `transformers`' own processors, and on distributions small enough to count by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ortgpt import sampling
+from ortgpt.sampling import Floats
+
+VOCAB = (7, 100, 1024, 50257)
+TOP_K = (0, 1, 3, 50, 5000, 60000)
+TOP_P = (0.0, 1e-9, 0.1, 0.5, 0.95, 1.0)
+
+
+def expected(logits: Floats, temperature: float, top_k: int, top_p: float) -> dict[int, float]:
+    """Return id → probability as `transformers` computes it."""
+    scores = torch.from_numpy(logits.copy())[None]
+    ids = torch.zeros(1, 0, dtype=torch.int64)
+    scores = TemperatureLogitsWarper(temperature)(ids, scores)
+    if top_k:
+        scores = TopKLogitsWarper(top_k)(ids, scores)
+    if top_p < 1.0:
+        scores = TopPLogitsWarper(top_p)(ids, scores)
+    probabilities = torch.softmax(scores, dim=-1)[0]
+    return {i: p for i, p in enumerate(probabilities.tolist()) if p > 0}
+
+
+@pytest.mark.parametrize("size", VOCAB)
+@pytest.mark.parametrize(("spread", "mean"), [(0.01, 0.0), (3.0, -100.0), (40.0, 5.0)])
+def test_kept_set_and_probabilities_equal_those_of_transformers(size: int, spread: float, mean: float) -> None:
+    rng = np.random.default_rng(size)
+    for top_k, top_p, temperature in itertools.product(TOP_K, TOP_P, (0.3, 1.0, 1.7)):
+        logits = (rng.normal(size=size) * spread + mean).astype(np.float32)
+        before = logits.copy()
+        want = expected(logits, temperature, top_k, top_p)
+        ids, probabilities = sampling.candidates(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+        found = dict(zip(ids.tolist(), probabilities.tolist(), strict=True))
+        # float32 sums differ in the last bits, so tokens at the edge of the nucleus may fall on either side of it.
+        edge = sum(max(want.get(i, 0.0), found.get(i, 0.0)) for i in want.keys() ^ found.keys())
+        assert edge <= (1e-3 if 0 < top_p < 1 else 1e-30), (size, spread, top_k, top_p, temperature)
+        shared = want.keys() & found.keys()
+        assert np.allclose([want[i] for i in shared], [found[i] for i in shared], rtol=3e-4, atol=1e-7)
+        assert probabilities.sum() == pytest.approx(1.0, abs=1e-4)
+        assert (np.diff(probabilities) <= 0).all()
+        assert np.array_equal(logits, before)
+
+
+def test_kept_set_is_exactly_that_of_transformers_away_from_edges() -> None:
+    probabilities = np.array([0.4, 0.3, 0.2, 0.1])
+    logits = np.log(probabilities).astype(np.float32)[[2, 0, 3, 1]]
+    nuclei = [(0.0, 1), (1e-9, 1), (0.39, 1), (0.41, 2), (0.69, 2), (0.71, 3), (0.89, 3), (0.91, 4), (1.0, 4)]
+    for top_p, count in nuclei:
+        kept = [1, 3, 0, 2][:count]
+        for top_k in (0, 4, 9):
+            ids, _ = sampling.candidates(logits, temperature=1.0, top_k=top_k, top_p=top_p)
+            assert ids.tolist() == kept
+            assert sorted(expected(logits, 1.0, top_k, top_p)) == sorted(kept)
+    ids, found = sampling.candidates(logits, temperature=1.0, top_k=3, top_p=0.7)
+    assert ids.tolist() == [1, 3]  # 0.4 + 0.3 of the 0.9 that top_k leaves
+    assert found == pytest.approx([4 / 7, 3 / 7])
+
+
+def test_ties_with_the_kth_token_stay() -> None:
+    logits = np.array([1.0, 2.0, 1.0, 0.0, 1.0] * 100, np.float32)
+    for top_k in (1, 100, 101, 150):
+        ids, _ = sampling.candidates(logits, temperature=1.0, top_k=top_k, top_p=1.0)
+        assert sorted(ids.tolist()) == sorted(expected(logits, 1.0, top_k, 1.0))
+    assert len(ids) == 400
+
+
+def test_impossible_tokens_are_never_candidates() -> None:
+    logits = np.array([0.0, -np.inf, 1.0, -np.inf], np.float32)
+    for top_k, top_p in ((0, 1.0), (3, 1.0), (4, 0.99), (0, 0.99)):
+        ids, _ = sampling.candidates(logits, temperature=1.0, top_k=top_k, top_p=top_p)
+        assert ids.tolist() == [2, 0]
+
+
+def test_a_tiny_temperature_is_greedy_and_stays_finite() -> None:
+    logits = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    for temperature in (1e-6, 1e-40, 1e-300):
+        ids, probabilities = sampling.candidates(logits, temperature=temperature, top_k=0, top_p=1.0)
+        assert (ids.tolist(), probabilities.tolist()) == ([logits.argmax()], [1.0])
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.1, 2.0])
+def test_repetition_penalty_equals_that_of_transformers(penalty: float) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        logits = (rng.normal(size=500) * 5).astype(np.float32)
+        seen = rng.integers(500, size=40).tolist()
+        seen += [seen[0]] * 5  # five times is as once
+        want = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([seen]), torch.from_numpy(logits.copy())[None])
+        sampling.penalize_repetition(logits, seen, penalty)
+        np.testing.assert_array_equal(logits, want[0].numpy())
+
+
+def test_a_token_seen_five_times_is_penalised_once_whatever_its_sign() -> None:
+    logits = np.array([2.0, -2.0, 1.0, 0.0], np.float32)
+    sampling.penalize_repetition(logits, [0, 1, 1, 1, 1, 1, 3], 2.0)
+    assert logits.tolist() == [1.0, -4.0, 1.0, 0.0]
+
+
+def test_draws_follow_the_probabilities() -> None:
+    ids = np.array([5, 9, 2, 7])
+    probabilities = np.array([0.5, 0.25, 0.15, 0.1], np.float32)
+    rng = np.random.default_rng(3)
+    count = 20_000
+    drawn = np.array([sampling.draw(ids, probabilities, rng) for _ in range(count)])
+    observed = np.array([(drawn == token_id).sum() for token_id in ids])
+    chi_square = (((observed - count * probabilities) ** 2) / (count * probabilities)).sum()
+    assert chi_square < 16.27  # 3 degrees of freedom, p = 0.001
+
+
+def test_draws_at_the_ends_of_the_unit_interval() -> None:
+    class Fixed:
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def random(self) -> float:
+            return self.value
+
+    ids, probabilities = np.array([4, 8, 6]), np.array([0.6, 0.3, 0.1], np.float32)
+    for value, token_id in ((0.0, 4), (0.599, 4), (0.601, 8), (0.899, 8), (0.901, 6), (1 - 2**-53, 6)):
+        assert sampling.draw(ids, probabilities, Fixed(value)) == token_id  # type: ignore[arg-type]
+
+
+def test_greedy_takes_the_lowest_id_among_equals() -> None:
+    assert sampling.greedy(np.array([0.0, 3.0, 1.0, 3.0], np.float32)) == 1
+
+
+def test_forbidden_tokens_become_impossible() -> None:
+    logits = np.zeros(4, np.float32)
+    sampling.forbid(logits, frozenset({1, 3}))
+    assert logits.tolist() == [0.0, -np.inf, 0.0, -np.inf]

