@@ -95,16 +95,16 @@ def generate(
 
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.argument("file", type=click.File("r", encoding="utf-8"), default="-")
+@click.argument("source", metavar="[FILE]", type=click.File("r", encoding="utf-8"), default="-")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--threads", type=int, help="CPU threads. [default: the CPUs this process may use]")
-def score(bundle: Path, file: Any, as_json: bool, device: str, threads: int | None) -> None:
+def score(bundle: Path, source: Any, as_json: bool, device: str, threads: int | None) -> None:
     """Measure how well the model in BUNDLE predicts the text in FILE, or on standard input."""
     try:
-        text = file.read()
+        text = source.read()
     except UnicodeDecodeError as error:
-        raise click.ClickException(f"{file.name} is not UTF-8 text: {error}; convert it first") from error
+        raise click.ClickException(f"{source.name} is not UTF-8 text: {error}; convert it first") from error
     with load(bundle, device=device, threads=threads) as generator:
         result = generator.score(text)
     values = {
