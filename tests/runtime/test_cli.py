@@ -62,9 +62,9 @@ def test_score(small_bundle: Path, small: ortgpt.Generator, tmp_path: Path) -> N
     table = run("score", small_bundle, tmp_path / "text.txt").stdout
     assert f"{want.perplexity:,.4f}" in table
     (tmp_path / "bad.txt").write_bytes(b"\xff")
-    bad = run("score", small_bundle, tmp_path / "bad.txt")
-    assert bad.exit_code == 1
-    assert "not UTF-8" in bad.stderr
+    for bad in (run("score", small_bundle, tmp_path / "bad.txt"), run("generate", small_bundle, "-", stdin=b"\xff")):
+        assert bad.exit_code == 1
+        assert "not UTF-8" in bad.stderr
 
 
 def test_info(small_bundle: Path) -> None:
