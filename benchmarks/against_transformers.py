@@ -59,9 +59,7 @@ def main() -> None:
         table[name] = (prefill, decode)
     versions = {name: importlib.metadata.version(name) for name in ("onnxruntime", "torch", "transformers")}
     print(f"{platform.machine()}, {threads} threads, Python {platform.python_version()}, {versions}")
-    print(
-        f"GPT-2 small, float32, batch 1, prompt {args.prompt_tokens}, {args.new_tokens} new tokens, same ids from both"
-    )
+    print(f"GPT-2 small, float32, batch 1, prompt {args.prompt_tokens}, {args.new_tokens} new tokens, the same ids")
     print(f"{'':<14}{'prefill, ms':>12}{'decode, ms/token':>18}")
     for name, (prefill, decode) in table.items():
         print(f"{name:<14}{prefill:>12.0f}{decode:>18.1f}")

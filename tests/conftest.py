@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from transformers import GPT2LMHeadModel
 
 import ortgpt
 from ortgpt_exporter import export_bundle
 from support import write_checkpoint, write_standin
+
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import importlib.metadata
 import json
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 
@@ -79,7 +79,7 @@ def generate(
 
     The most likely token is taken at each step, unless a temperature, --top-k, --top-p or --seed asks for draws.
     """
-    text = _read_text(sys.stdin.buffer, "standard input") if prompt == "-" else prompt
+    text = _read_text("-") if prompt == "-" else prompt
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if stop:
         given["stop"] = list(stop)
@@ -95,13 +95,13 @@ def generate(
 
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.argument("source", metavar="[FILE]", type=click.File("rb"), default="-")
+@click.argument("source", metavar="[FILE]", default="-")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--threads", type=int, help="CPU threads. [default: the CPUs this process may use]")
-def score(bundle: Path, source: Any, as_json: bool, device: str, threads: int | None) -> None:
+def score(bundle: Path, source: str, as_json: bool, device: str, threads: int | None) -> None:
     """Measure how well the model in BUNDLE predicts the text in FILE, or on standard input."""
-    text = _read_text(source, source.name)
+    text = _read_text(source)
     with load(bundle, device=device, threads=threads) as generator:
         result = generator.score(text)
     values = {
@@ -154,11 +154,13 @@ def seal(bundle: Path) -> None:
     click.echo(f"{bundle}: {', '.join(changed) or 'nothing'} changed", err=True)
 
 
-def _read_text(file: IO[bytes], name: str) -> str:
-    """Return all of a UTF-8 file, its line ends as they are."""
+def _read_text(path: str) -> str:
+    """Return all of a UTF-8 file, or of standard input for "-", its line ends as they are."""
+    data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     try:
-        return file.read().decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
+        name = "standard input" if path == "-" else path
         raise click.ClickException(f"{name} is not UTF-8 text: {error}; convert it first") from error
 
 

@@ -100,7 +100,7 @@ def test_seal(small_bundle: Path, tmp_path: Path) -> None:
         (["generate", "BUNDLE", "--device", "tpu"], 2, ["device = 'tpu'"]),
         (["generate", "BUNDLE", "--max-new-tokens", "x"], 2, ["'x' is not a valid integer"]),
         (["generate", "BUNDLE", "a", "--max-new-tokens", "64"], 1, ["exceeds the context of 64 tokens"]),
-        (["score", "BUNDLE", "nowhere.txt"], 2, ["nowhere.txt"]),
+        (["score", "BUNDLE", "nowhere.txt"], 1, ["nowhere.txt"]),
         (["export", "nowhere", "-o", "out"], 1, ["nowhere does not exist", "austen"]),
         (["export", "austen", "-o", "BUNDLE"], 1, ["already exists"]),
         (["export", "austen", "-o", "out", "--dtype", "int3"], 2, ["int3"]),
