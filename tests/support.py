@@ -57,14 +57,16 @@ def random_model(seed: int = 0, **config: Any) -> Any:
     model = GPT2LMHeadModel(GPT2Config(**config)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_(0.0, 0.1)
-            elif ".ln_" in name:
-                parameter.normal_(1.0, 0.1)
-            elif "wte" in name:
-                parameter.normal_(0.0, 0.3)
-            elif "wpe" not in name:  # strong enough for a layer to outweigh the token it started from
-                parameter.normal_(0.0, parameter.shape[0] ** -0.5)
+            mean = 1.0 if ".ln_" in name and name.endswith("weight") else 0.0
+            if parameter.dim() == 1:
+                std = 0.1
+            elif ".wte" in name:
+                std = 0.1
+            elif ".wpe" in name:
+                std = 0.3
+            else:  # attention strong enough that a text does not settle on one token
+                std = (2.0 if ".attn." in name else 0.1) * parameter.shape[0] ** -0.5
+            parameter.normal_(mean, std)
     return model
 
 
@@ -86,10 +88,10 @@ def write_standin(folder: Path) -> Path:
     with torch.no_grad():
         direction = torch.randn(768)
         direction /= direction.norm()
-        # The final LayerNorm always adds 10 along `direction`, and every row of the head answers it with -10.
+        # The final LayerNorm always adds 22 along `direction`, and every row of the head answers it with -5.
         transformer = model.transformer
-        transformer.wte.weight += -10.0 * direction
-        transformer.ln_f.bias += 10.0 * direction
+        transformer.wte.weight += -5.0 * direction
+        transformer.ln_f.bias += 22.0 * direction
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     write_real_tokenizer(folder, added=("<|pad|>",))
