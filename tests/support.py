@@ -58,9 +58,7 @@ def random_model(seed: int = 0, **config: Any) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             mean = 1.0 if ".ln_" in name and name.endswith("weight") else 0.0
-            if parameter.dim() == 1:
-                std = 0.1
-            elif ".wte" in name:
+            if parameter.dim() == 1 or ".wte" in name:
                 std = 0.1
             elif ".wpe" in name:
                 std = 0.3
