@@ -15,7 +15,9 @@ CHECKPOINT ?= austen
 DTYPE ?= float32
 OUT ?= build/$(notdir $(CHECKPOINT:/=))-$(DTYPE)
 PROMPT ?= It is a truth universally acknowledged,
-# Recipes read these from the environment, so that quotes and spaces in them are harmless.
+# Recipes read these from the environment, as they were typed: quotes, spaces and dollar signs in them are harmless.
+override CHECKPOINT := $(value CHECKPOINT)
+override PROMPT := $(value PROMPT)
 export CHECKPOINT DTYPE OUT PROMPT
 
 .PHONY: help setup setup-dev demo export generate bench lint type test clean
@@ -26,7 +28,7 @@ help:  ## Show this list
 setup: $(VENV)/.setup  ## Install the toolkit and what export needs into $(VENV)
 
 $(VENV)/.venv-made:
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(f"Python {v[0]}.{v[1]} found; 3.10 or newer is needed: make PYTHON=python3.11") if v < (3, 10) else None'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(f"Python {v[0]}.{v[1]} found; 3.11 or newer is needed: make PYTHON=python3.11") if v < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
@@ -47,10 +49,14 @@ demo: export  ## Export the bundled model and let it write a text
 
 export: $(VENV)/.setup  ## Export CHECKPOINT=folder to OUT=folder (DTYPE=float32), unless that is done
 	@folder=$$CHECKPOINT; [ "$$folder" != austen ] || folder=models/ortgpt_models/checkpoints/austen; \
-	if [ -f "$$OUT/ortgpt.json" ] && [ -d "$$folder" ] && \
-		[ -z "$$(find "$$folder" exporter models runtime -type f ! -name '*.pyc' -newer "$$OUT/ortgpt.json" -print -quit)" ]; \
+	made="$$(dirname "$$OUT")/.$$(basename "$$OUT").made"; from="$$(realpath "$$folder" 2>/dev/null || true) $$DTYPE"; \
+	if [ -f "$$OUT/ortgpt.json" ] && [ -f "$$made" ] && [ "$$(cat "$$made")" != "$$from" ]; then \
+		echo "$$OUT was made from $$(cat "$$made"), not from $$from: name another OUT=, or remove it" >&2; exit 1; fi; \
+	if [ -f "$$OUT/ortgpt.json" ] && [ -f "$$made" ] && [ -d "$$folder" ] && \
+		[ -z "$$(find "$$folder" exporter models runtime -type f ! -name '*.pyc' -newercm "$$made" -print -quit)" ]; \
 	then echo "$$OUT is up to date" >&2; \
-	else $(BIN)/ortgpt export "$$CHECKPOINT" -o "$$OUT" --dtype "$$DTYPE" --force; fi
+	else $(BIN)/ortgpt export "$$CHECKPOINT" -o "$$OUT" --dtype "$$DTYPE" $$([ ! -f "$$made" ] || echo --force); \
+		echo "$$from" > "$$made"; fi
 
 generate: export  ## Continue PROMPT="..." with the bundle OUT=folder
 	@$(BIN)/ortgpt generate "$$OUT" "$$PROMPT" --echo --temperature 0.8 --top-p 0.95

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,9 +101,11 @@ def values(*groups: type) -> set[str]:
     return {value for group in groups for name, value in vars(group).items() if name.isupper()}
 
 
-TENSORS = values(contract.Tensor, contract.Axis) | {contract.File.MANIFEST, contract.File.MODEL}
+TENSORS = values(contract.Tensor) | {contract.File.MANIFEST, contract.File.MODEL}
+# "id" is a key of tokenizer.json too.
+KEYS = values(contract.Key, contract.Axis) - {"id"}
 # The models know no bundle; "dtype", say, is there a key of Hugging Face's config.json.
-OF_CONTRACT = {RUNTIME: TENSORS | values(contract.Key), EXPORTER: TENSORS | values(contract.Key), MODELS: TENSORS}
+OF_CONTRACT = {RUNTIME: TENSORS | KEYS, EXPORTER: TENSORS | KEYS, MODELS: TENSORS}
 
 
 @pytest.mark.parametrize("folder", OF_CONTRACT, ids=lambda folder: folder.name)
@@ -131,3 +134,19 @@ def test_no_module_prints_but_the_command_line() -> None:
             assert "print" not in called, path
             if path.name != "cli.py":
                 assert "click" not in imported_packages(path.parent)[path.name], path
+
+
+def test_a_wheel_holds_the_bundled_model_and_the_types(tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=root, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    for name in ("config.json", "model.safetensors", "vocab.json", "merges.txt", "README.md", "training.json"):
+        assert f"ortgpt_models/checkpoints/austen/{name}" in names
+    for package in ("ortgpt", "ortgpt_exporter", "ortgpt_models"):
+        assert f"{package}/py.typed" in names
+    assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {
+        "ortgpt", "ortgpt_exporter", "ortgpt_models",
+    }  # fmt: skip

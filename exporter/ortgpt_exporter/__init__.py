@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ortgpt_exporter.errors import ExportError
+
 if TYPE_CHECKING:
     from ortgpt_exporter.bundle_writer import export_bundle
-    from ortgpt_exporter.errors import ExportError
 
 __all__ = ["ExportError", "export_bundle"]
 
@@ -17,8 +18,4 @@ def __getattr__(name: str) -> Any:
         from ortgpt_exporter.bundle_writer import export_bundle
 
         return export_bundle
-    if name == "ExportError":
-        from ortgpt_exporter.errors import ExportError
-
-        return ExportError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

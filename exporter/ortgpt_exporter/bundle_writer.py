@@ -21,7 +21,6 @@ from ortgpt.contract import (
     Promise,
     Role,
     Target,
-    native_axes,
 )
 from ortgpt.engine import Engine
 from ortgpt.errors import OptionError
@@ -29,9 +28,9 @@ from ortgpt.manifest import CacheSpec, Check, GraphSpec, Manifest, Precision
 from ortgpt.session import open_session
 from ortgpt_exporter.checkpoint import Checkpoint, load_checkpoint
 from ortgpt_exporter.errors import ExportError
-from ortgpt_exporter.export import export_native, padded_head_dim
+from ortgpt_exporter.export import export_native, native_tensors_of, padded_head_dim
 from ortgpt_exporter.optimize import optimize_native
-from ortgpt_exporter.verify import verify
+from ortgpt_exporter.verify import check_names, verify
 from ortgpt_models.folder import refuse_existing, write_folder
 
 DTYPES = (DType.FLOAT32,)
@@ -64,9 +63,9 @@ def export_bundle(
         raise OptionError(f"dtype = {dtype!r} (accepted: {', '.join(DTYPES)})")
     out = Path(out)
     _check_target(out, force=force)
-    steps = _Steps(on_progress)
-    steps.next("loading the checkpoint")
+    on_progress(Progress("loading the checkpoint", 0, 1))
     loaded = load_checkpoint(checkpoint)
+    steps = _Steps(on_progress, len(check_names(loaded.gpt.config.n_positions)))
     with write_folder(out, replace=force) as folder:
         manifest = _write(loaded, folder, steps)
         checks = _verify(folder, manifest, loaded, steps)
@@ -97,16 +96,13 @@ def _write(loaded: Checkpoint, folder: Path, steps: _Steps) -> Manifest:
     )
     for name, text in loaded.tokenizer_files.items():
         (folder / name).write_text(text, encoding="utf-8", newline="")
-    head_dim = padded_head_dim(config.head_dim)
-    inputs, outputs = native_axes(
-        n_layer=config.n_layer, n_head=config.n_head, head_dim=head_dim, vocab_size=config.vocab_size
-    )
+    inputs, outputs = native_tensors_of(config)
     graph = GraphSpec(
         role=Role.DECODER,
         file=File.MODEL,
         flavour=Flavour.NATIVE,
         target=Target.CPU,
-        cache=CacheSpec(kind=CacheKind.FIXED, dtype=DType.FLOAT32, head_dim=head_dim),
+        cache=CacheSpec(kind=CacheKind.FIXED, dtype=DType.FLOAT32, head_dim=padded_head_dim(config.head_dim)),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
     )
@@ -155,17 +151,16 @@ def _check_target(out: Path, *, force: bool) -> None:
 
 
 class _Steps:
-    """Counts the steps of an export as they begin."""
+    """Counts the steps of an export as they begin; loading, already done, is the first of them."""
 
-    TOTAL = 13
-
-    def __init__(self, on_progress: Callable[[Progress], None]) -> None:
+    def __init__(self, on_progress: Callable[[Progress], None], checks: int) -> None:
         self._on_progress = on_progress
-        self._begun = 0
+        self._begun = 1
+        self._total = 6 + checks
 
     def next(self, activity: str) -> None:
-        self._on_progress(Progress(activity, self._begun, self.TOTAL))
+        self._on_progress(Progress(activity, self._begun, self._total))
         self._begun += 1
 
     def finish(self) -> None:
-        self._on_progress(Progress("done", self.TOTAL, self.TOTAL))
+        self._on_progress(Progress("done", self._total, self._total))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.resources
+import json
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +13,14 @@ from typing import Any
 
 from ortgpt.bundle import sha256_of
 from ortgpt.contract import File
+from ortgpt.errors import OptionError
 from ortgpt.manifest import Source
+from ortgpt.options import read_generation_config
 from ortgpt.strict_json import read_json_object
-from ortgpt.tokenizer import Tokenizer, read_merges
+from ortgpt.tokenizer import Tokenizer, read_merges, read_vocab
 from ortgpt_exporter.errors import ExportError
 from ortgpt_models import GPT, ModelError, load_gpt
-from ortgpt_models.weights import WEIGHTS_FILE
+from ortgpt_models.weights import CONFIG_FILE, WEIGHTS_FILE
 
 BUNDLED = ("austen",)
 
@@ -40,7 +44,8 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
     """
     folder = find_folder(name)
     gpt = load_gpt(folder)
-    tokenizer = load_tokenizer(folder)
+    files = read_tokenizer_files(folder)
+    tokenizer = load_tokenizer(folder, files)
     if gpt.config.vocab_size < tokenizer.vocab_size:
         raise ExportError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, the model only {gpt.config.vocab_size} rows; "
@@ -48,11 +53,11 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
         )
     return Checkpoint(
         gpt=gpt,
-        tokenizer_files={file: (folder / file).read_text(encoding="utf-8") for file in (File.VOCAB, File.MERGES)},
+        tokenizer_files=files,
         tokenizer_vocab_size=tokenizer.vocab_size,
-        generation_config=_generation_config(folder, gpt),
+        generation_config=_generation_config(folder, gpt, tokenizer.vocab_size),
         source=Source(
-            id=str(name) if str(name) in BUNDLED else folder.resolve().name,
+            id=name if isinstance(name, str) and name in BUNDLED else folder.resolve().name,
             sha256=sha256_of(folder / WEIGHTS_FILE),
             licence=_licence(folder),
         ),
@@ -61,8 +66,8 @@ def load_checkpoint(name: str | Path) -> Checkpoint:
 
 def find_folder(name: str | Path) -> Path:
     """Return the folder that `name` stands for. Raises ModelError when there is none."""
-    if str(name) in BUNDLED:
-        return Path(str(importlib.resources.files("ortgpt_models"))) / "checkpoints" / str(name)
+    if isinstance(name, str) and name in BUNDLED:
+        return Path(str(importlib.resources.files("ortgpt_models"))) / "checkpoints" / name
     folder = Path(name)
     if not folder.is_dir():
         state = "is a file" if folder.exists() else "does not exist"
@@ -70,17 +75,49 @@ def find_folder(name: str | Path) -> Path:
     return folder
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a checkpoint and make sure that the runtime will split text as its merges say.
+def read_tokenizer_files(folder: Path) -> dict[str, str]:
+    """Return the text of vocab.json and merges.txt, with tokens that were added to the tokenizer in the vocabulary.
 
-    Raises ExportError when it does not fit the runtime's byte-rank BPE, BundleError when its files are damaged.
+    Raises ExportError when a file is missing, or an added token takes the id of another.
     """
     for file in (File.VOCAB, File.MERGES):
         if not (folder / file).is_file():
-            raise ExportError(f"no {file} in {folder}; expected a GPT-2 tokenizer as {File.VOCAB} and {File.MERGES}")
-    tokenizer = Tokenizer.load(folder)
+            raise ExportError(
+                f"no {file} in {folder}; expected a GPT-2 tokenizer as {File.VOCAB} and {File.MERGES} (a "
+                "tokenizer.json yields them by `tokenizers.Tokenizer.from_file('tokenizer.json').model.save('.')`)"
+            )
+    files = {file: (folder / file).read_text(encoding="utf-8") for file in (File.VOCAB, File.MERGES)}
+    vocab = read_vocab(folder / File.VOCAB)
+    token_of = {token_id: token for token, token_id in vocab.items()}
+    new = {token: token_id for token, token_id in _added_tokens(folder).items() if vocab.get(token) != token_id}
+    clashes = [f"{token!r} = {token_id}" for token, token_id in new.items() if token_id in token_of or token in vocab]
+    if clashes:
+        raise ExportError(f"{folder}: added tokens that contradict {File.VOCAB}: {', '.join(clashes)}")
+    return files if not new else files | {File.VOCAB: json.dumps(vocab | new, ensure_ascii=False)}
+
+
+def _added_tokens(folder: Path) -> dict[str, int]:
+    """Return the tokens that added_tokens.json and tokenizer.json put beside the vocabulary, with their ids."""
+    added: dict[str, Any] = {}
+    if (folder / "added_tokens.json").is_file():
+        added |= read_json_object(folder / "added_tokens.json")
+    if (folder / "tokenizer.json").is_file():
+        for entry in read_json_object(folder / "tokenizer.json").get("added_tokens", []):
+            added[entry["content"]] = entry["id"]
+    return added
+
+
+def load_tokenizer(folder: Path, files: Mapping[str, str]) -> Tokenizer:
+    """Build the tokenizer as a bundle would have it, and make sure that it will split text as its merges say.
+
+    Raises ExportError when it does not fit the runtime's byte-rank BPE, BundleError when its files are damaged.
+    """
+    with tempfile.TemporaryDirectory() as bundle:
+        for name, text in files.items():
+            (Path(bundle) / name).write_text(text, encoding="utf-8", newline="")
+        tokenizer = Tokenizer.load(Path(bundle))
+        merges = read_merges(Path(bundle) / File.MERGES)
     faults = [f"id {token_id} has no token" for token_id in tokenizer.unused_ids()[:3]]
-    merges = read_merges(folder / File.MERGES)
     faults += [f"merge {left} {right} is never reached" for left, right in unreachable_merges(merges)[:3]]
     if faults:
         raise ExportError(f"{folder}: this tokenizer is not supported: {'; '.join(faults)}")
@@ -112,11 +149,23 @@ def _join(text: str, ranks: Mapping[str, int]) -> list[str]:
     return parts
 
 
-def _generation_config(folder: Path, gpt: GPT) -> dict[str, Any]:
+def _generation_config(folder: Path, gpt: GPT, vocab_size: int) -> dict[str, Any]:
+    """Return the generation defaults. Raises ExportError for a value that the runtime would refuse."""
+    special = {"bos_token_id": gpt.config.bos_token_id, "eos_token_id": gpt.config.eos_token_id}
     path = folder / File.GENERATION_CONFIG
-    if path.is_file():
-        return read_json_object(path)
-    return {"bos_token_id": gpt.config.bos_token_id, "eos_token_id": gpt.config.eos_token_id}
+    values = read_json_object(path) if path.is_file() else special
+    try:
+        eos = read_generation_config(values, ()).eos_token_id
+    except OptionError as error:
+        raise ExportError(f"{path}: {error}") from None
+    ids = {*special.values(), *(eos if isinstance(eos, tuple) else ())} - {None}
+    outside = sorted(token_id for token_id in ids if token_id >= vocab_size)
+    if outside:
+        raise ExportError(
+            f"{folder}: bos_token_id or eos_token_id = {outside[0]} is not in the tokenizer (accepted: 0 to "
+            f"{vocab_size - 1}, or null); correct it in {CONFIG_FILE} and {File.GENERATION_CONFIG}"
+        )
+    return values
 
 
 def _licence(folder: Path) -> str | None:
@@ -124,6 +173,6 @@ def _licence(folder: Path) -> str | None:
     card = folder / "README.md"
     if not card.is_file():
         return None
-    front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8"), re.DOTALL)
-    found = re.search(r"^license:\s*(\S+)", front[1], re.MULTILINE) if front else None
+    front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    found = re.search(r"^license:[ \t]*[\"']?([\w.+-]+)", front[1], re.MULTILINE) if front else None
     return found[1] if found else None

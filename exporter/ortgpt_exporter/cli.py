@@ -83,7 +83,9 @@ def train(texts: tuple[Path, ...], out: Path, held_out: Path | None, **recipe: A
 
             def show(progress: TrainProgress) -> None:
                 if progress.held_out is not None:
-                    click.echo(f"\rstep {progress.step}: held out {progress.held_out:.4f} bits per byte", err=True)
+                    click.echo(
+                        f"{_clear()}step {progress.step}: held out {progress.held_out:.4f} bits per byte", err=True
+                    )
                 bar.label = f"loss {progress.loss:.3f}"
                 bar.update(progress.step - bar.pos)
 
@@ -93,7 +95,7 @@ def train(texts: tuple[Path, ...], out: Path, held_out: Path | None, **recipe: A
 
 def format_checks(checks: Iterable[Check]) -> str:
     """Return the verification of a manifest as a table."""
-    lines = [f"{'compared with PyTorch':<32}{'max |Δ logit|':>14}{'accepted':>10}{'same winner':>14}"]
+    lines = [f"{'compared with PyTorch':<32}{'max abs diff':>14}{'accepted':>10}{'same winner':>14}"]
     for check in checks:
         same = f"{check.argmax_compared - check.argmax_differing}/{check.argmax_compared}"
         lines.append(f"{check.name:<32}{check.max_abs_diff:>14.1e}{check.tolerance:>10.1e}{same:>14}")
@@ -115,6 +117,11 @@ def one_line_errors() -> Iterator[None]:
         if type(error).__name__ != "ModelError":  # cannot be imported without torch
             raise
         raise click.ClickException(str(error)) from error
+
+
+def _clear() -> str:
+    """Return what takes the cursor back over the progress bar, where one is shown."""
+    return "\r\033[K" if sys.stderr.isatty() else ""
 
 
 def _bar(label: str) -> Any:

@@ -13,16 +13,17 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from ortgpt.contract import KEY_VALUE, Axis, native_axes
+from ortgpt.contract import KEY_VALUE, Axis, DType, Spec, native_tensors
 from ortgpt_exporter.errors import ExportError
-from ortgpt_models import GPT
+from ortgpt_models import GPT, GPTConfig
 from ortgpt_models.gpt import Conv1D
 
-# The first opset with Gelu, so that the activation is one node to recognise; onnxruntime 1.23 reads it.
-OPSET = 20
+# The first opset with Gelu, so that the activation is one node to recognise; `optimize` lowers it where it can.
+EXPORT_OPSET = 20
 ATTENTION = "GroupQueryAttention"
 MICROSOFT = "com.microsoft"
 _HEAD_DIM_MULTIPLE = 8
+_DTYPES = {ir.DataType.FLOAT: DType.FLOAT32, ir.DataType.INT32: DType.INT32, ir.DataType.INT64: DType.INT64}
 
 
 class _FusedAttention:
@@ -81,9 +82,7 @@ def export_native(gpt: GPT) -> ir.Model:
     batch, seq, count, capacity = (
         torch.export.Dim(name) for name in (Axis.BATCH, Axis.SEQUENCE, Axis.LOGIT, Axis.CACHE)
     )
-    inputs, outputs = native_axes(
-        n_layer=config.n_layer, n_head=config.n_head, head_dim=head_dim, vocab_size=config.vocab_size
-    )
+    inputs, outputs = native_tensors_of(config)
     cache = [torch.zeros(2, config.n_head, 8, head_dim) for _ in range(len(KEY_VALUE) * config.n_layer)]
     # Two rows of three tokens: sizes of 1 would be taken for constants.
     example = (
@@ -99,7 +98,7 @@ def export_native(gpt: GPT) -> ir.Model:
             module,
             example,
             dynamo=True,
-            opset_version=OPSET,
+            opset_version=EXPORT_OPSET,
             input_names=list(inputs),
             output_names=list(outputs),
             dynamic_shapes=(
@@ -118,23 +117,36 @@ def export_native(gpt: GPT) -> ir.Model:
     for value in list(model.graph.initializers.values()):
         assert value.name is not None
         value.name = value.name.removeprefix("gpt.")  # the checkpoint's own names
-    check_native(model, n_layer=config.n_layer, n_head=config.n_head, head_dim=head_dim, vocab_size=config.vocab_size)
+    check_native(model, config)
     return model
 
 
-def check_native(model: ir.Model, *, n_layer: int, n_head: int, head_dim: int, vocab_size: int) -> None:
-    """Raise ExportError unless `model` has one attention node a layer and the tensors and axes of the contract."""
+def check_native(model: ir.Model, config: GPTConfig) -> None:
+    """Raise ExportError unless `model` has one attention node a layer and the tensors of the contract."""
     found = sum(node.op_type == ATTENTION and node.domain == MICROSOFT for node in model.graph)
-    if found != n_layer:
-        raise ExportError(f"the graph has {found} {ATTENTION} nodes for {n_layer} layers; expected one a layer")
-    wanted = native_axes(n_layer=n_layer, n_head=n_head, head_dim=head_dim, vocab_size=vocab_size)
-    for axes, values in zip(wanted, (model.graph.inputs, model.graph.outputs), strict=True):
-        shapes = {
-            value.name: tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape or ())
+    if found != config.n_layer:
+        raise ExportError(f"the graph has {found} {ATTENTION} nodes for {config.n_layer} layers; expected one a layer")
+    for wanted, values in zip(native_tensors_of(config), (model.graph.inputs, model.graph.outputs), strict=True):
+        specs = {
+            value.name: (
+                "" if value.dtype is None else _DTYPES.get(value.dtype, value.dtype.name),
+                tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape or ()),
+            )
             for value in values
         }
-        if list(shapes.items()) != list(axes.items()):
-            raise ExportError(f"the graph has the tensors {shapes}; expected {axes}")
+        if list(specs.items()) != list(wanted.items()):
+            raise ExportError(f"the graph has the tensors {specs}; expected {wanted}")
+
+
+def native_tensors_of(config: GPTConfig) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    """Return the contract's inputs and outputs for a network exported in float32."""
+    return native_tensors(
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        head_dim=padded_head_dim(config.head_dim),
+        vocab_size=config.vocab_size,
+        dtype=DType.FLOAT32,
+    )
 
 
 def padded_head_dim(head_dim: int) -> int:

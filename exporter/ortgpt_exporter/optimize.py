@@ -20,7 +20,7 @@ from ortgpt_exporter.export import MICROSOFT
 
 
 def optimize_native(model: ir.Model, *, n_layer: int, tanh_gelu: bool) -> None:
-    """Fuse in place, drop the exporter's notes on where in the source each node came from, set the lowest IR version.
+    """Fuse in place, drop the exporter's notes on where in the source each node came from, declare the lowest versions.
 
     Raises ExportError when a fusion matched fewer or more places than the network has.
     """
@@ -36,6 +36,17 @@ def optimize_native(model: ir.Model, *, n_layer: int, tanh_gelu: bool) -> None:
         raise ExportError(f"graph fusions matched {counts}; this network has {expected}")
     RemoveUnusedNodesPass()(model)
     ClearMetadataAndDocStringPass()(model)
+    _lower_versions(model)
+
+
+def _lower_versions(model: ir.Model) -> None:
+    """Declare the first opset that has every operator as it is used here, and the first IR version with that opset."""
+    exported = model.opset_imports[""]
+    model.opset_imports[""] = max(
+        onnx.defs.get_schema(node.op_type, exported, node.domain).since_version
+        for node in model.graph
+        if node.domain == ""
+    )
     opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
     model.ir_version = onnx.helper.find_min_ir_version_for(opsets, ignore_unknown=True)
 

@@ -26,6 +26,17 @@ _SEED = 20190214
 Logits = npt.NDArray[np.float32]
 
 
+def check_names(n_positions: int) -> list[str]:
+    """Return the names of the checks of a network with this context, in order."""
+    lengths, steps = _sizes(n_positions)
+    return [
+        *(f"prefill of {length}" for length in lengths),
+        "prefill in pieces",
+        f"{steps} cached steps",
+        f"ragged batch and {steps} steps",
+    ]
+
+
 def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda name: None) -> tuple[Check, ...]:
     """Run every check; `on_check` is told the name of each before it runs.
 
@@ -35,25 +46,31 @@ def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda
     n_positions = gpt.config.n_positions
     random = np.random.default_rng(_SEED)
     vocab_size = min(gpt.config.vocab_size, engine.allowed_vocab_size)
-    steps = min(_DECODE_STEPS, n_positions - 1)
 
     def text(length: int) -> list[int]:
-        return [int(token_id) for token_id in random.integers(vocab_size, size=min(length, n_positions))]
+        return [int(token_id) for token_id in random.integers(vocab_size, size=length)]
 
+    lengths, steps = _sizes(n_positions)
+    longest = max(1, n_positions - steps)
+    prompt = text(min(17, longest))
+    ragged = [prompt, prompt[:1], text(min(7, longest))]
     # Generators: nothing of a plan runs before its turn.
-    plans: list[tuple[str, Iterator[tuple[Logits, Logits]]]] = []
-    for length in sorted({min(length, n_positions) for length in (1, 2, 17, n_positions)}):
-        plans.append((f"prefill of {length}", _prefill(engine, gpt, text(length))))
-    prompt = text(max(1, min(17, n_positions - steps)))
-    plans.append(("prefill in pieces", _pieces(engine, gpt, prompt)))
-    plans.append((f"{steps} cached steps", _steps(engine, gpt, [prompt], text(steps))))
-    ragged = [prompt, prompt[:1], text(max(1, min(7, n_positions - steps)))]
-    plans.append((f"ragged batch and {steps} steps", _steps(engine, gpt, ragged, text(steps))))
+    plans: list[Iterator[tuple[Logits, Logits]]] = [
+        *(_prefill(engine, gpt, text(length)) for length in lengths),
+        _pieces(engine, gpt, prompt),
+        _steps(engine, gpt, [prompt], text(steps)),
+        _steps(engine, gpt, ragged, text(steps)),
+    ]
     checks = []
-    for name, plan in plans:
+    for name, plan in zip(check_names(n_positions), plans, strict=True):
         on_check(name)
         checks.append(_compare(name, plan, TOLERANCES[engine.session.graph.cache.dtype]))
     return tuple(checks)
+
+
+def _sizes(n_positions: int) -> tuple[list[int], int]:
+    """Return the lengths of the prefills and the number of cached steps that fit the context."""
+    return sorted({min(length, n_positions) for length in (1, 2, 17, n_positions)}), min(_DECODE_STEPS, n_positions - 1)
 
 
 def _compare(name: str, pairs: Iterator[tuple[Logits, Logits]], relative_tolerance: float) -> Check:
@@ -79,7 +96,7 @@ def _compare(name: str, pairs: Iterator[tuple[Logits, Logits]], relative_toleran
 
 
 def _rounded(value: float) -> float:
-    """Return six significant digits: with fewer than a double holds, no change of a digit is without effect."""
+    """Return six significant digits: enough to read, and few enough that the manifest's hash sees each of them."""
     return float(f"{value:.6g}")
 
 

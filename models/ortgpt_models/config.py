@@ -20,6 +20,14 @@ FIXED_KEYS: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 
+# Names that `transformers` also reads these sizes by.
+_ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
@@ -78,7 +86,13 @@ class GPTConfig:
         if faults:
             raise ModelError("unsupported GPT-2 configuration: " + "; ".join(faults))
         known = {field.name for field in fields(cls)}
-        return cls(**{key: value for key, value in values.items() if key in known})
+        named = {_ALIASES[key]: value for key, value in values.items() if key in _ALIASES}
+        given = {key: value for key, value in values.items() if key in known}
+        twice = [key for key in named if key in given and given[key] != named[key]]
+        if twice:
+            shown = "; ".join(f"{key} = {given[key]!r} and {named[key]!r}" for key in twice)
+            raise ModelError(f"a GPT-2 configuration with two values for one size: {shown}")
+        return cls(**(named | given))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of the config.json that `transformers` would read as this network."""

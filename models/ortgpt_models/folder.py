@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,24 +20,27 @@ def write_folder(out: Path, *, replace: bool = False) -> Iterator[Path]:
     out = Path(out)
     refuse_existing(out, replace=replace)
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
+    mark = secrets.token_hex(4)
+    partial, old = (out.with_name(f".{out.name}.{mark}.{suffix}") for suffix in ("partial", "old"))
+    partial.mkdir()
     try:
         yield partial
-        _finish(partial)
+        for path in partial.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
         refuse_existing(out, replace=replace)  # somebody may have made it meanwhile
-        if out.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
-            os.replace(out, old)
-            try:
-                os.replace(partial, out)
-            except BaseException:
-                os.replace(old, out)
-                raise
-            shutil.rmtree(old)
-        else:
-            os.replace(partial, out)
+        try:
+            if out.exists():
+                out.rename(old)
+            partial.rename(out)
+        except BaseException:
+            if old.exists() and not out.exists():
+                old.rename(out)
+            raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        if out.exists():
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def refuse_existing(out: Path, *, replace: bool = False) -> None:
@@ -45,14 +48,3 @@ def refuse_existing(out: Path, *, replace: bool = False) -> None:
     if os.path.lexists(out) and not (replace and out.is_dir() and not out.is_symlink()):
         hint = "it is not a folder" if replace else "nothing was written"
         raise FileExistsError(f"{out} already exists; {hint}: choose another name or remove it first")
-
-
-def _finish(folder: Path) -> None:
-    """Give the folder and its files ordinary permissions, and the files a place on the disk, not in a buffer."""
-    umask = os.umask(0)
-    os.umask(umask)
-    folder.chmod(0o777 & ~umask)
-    for path in folder.iterdir():
-        path.chmod(0o666 & ~umask)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())

@@ -7,11 +7,11 @@ that was interrupted goes on exactly as it would have gone. Knows nothing of ONN
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,6 +71,8 @@ class Recipe:
             for name in ("learning_rate", "clip_norm")
             if not 0 < values[name] < math.inf
         ]
+        if self.seed > 2**32 - 1:
+            faults.append(f"seed = {self.seed} (accepted: at most {2**32 - 1})")
         if not 0 <= self.weight_decay < math.inf:
             faults.append(f"weight_decay = {self.weight_decay} (accepted: 0 or more)")
         if faults:
@@ -107,7 +109,6 @@ class Progress:
     steps: int
     loss: float
     held_out: float | None
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -144,17 +145,15 @@ def train(
     state = _TrainingState(out, recipe, corpus.sha256)
     first_step = state.load(gpt, optimizer)
     for step in range(first_step, recipe.steps):
-        started = time.perf_counter()
         loss = _train_step(gpt, optimizer, corpus.train_ids, recipe, step)
         if not math.isfinite(loss):
             raise ModelError(f"loss became {loss} at step {step}; use a learning rate below {recipe.learning_rate}")
-        seconds = time.perf_counter() - started
         done = step + 1
         if done % recipe.save_every == 0 and done < recipe.steps:
             state.save(gpt, optimizer, done)
         measure = done % recipe.evaluate_every == 0 and done < recipe.steps
         bits = bits_per_byte(gpt, corpus, recipe.batch_size) if measure else None
-        on_progress(Progress(done, recipe.steps, loss, bits, seconds))
+        on_progress(Progress(done, recipe.steps, loss, bits))
     gpt.half().float()  # measure what is written: float16 weights
     bits = bits_per_byte(gpt, corpus, recipe.batch_size)
     _write_checkpoint(gpt, corpus, recipe, texts, held_out, bits, out)
@@ -166,9 +165,7 @@ def read_corpus(texts: Sequence[Path], held_out: Path | None, recipe: Recipe) ->
     """Read the texts, train a byte-level BPE on the part that is trained on, and encode both parts."""
     documents = [_read_text(path) for path in texts]
     if held_out is None:
-        joined = f"{END_OF_TEXT}".join(documents)
-        cut = int(len(joined) * (1 - _HELD_OUT_SHARE))
-        documents, measured = joined[:cut].split(END_OF_TEXT), joined[cut:].replace(END_OF_TEXT, "")
+        documents, measured = _cut_off_end(documents)
     else:
         measured = _read_text(held_out)
     tokenizer = ByteLevelBPETokenizer()
@@ -215,6 +212,17 @@ def bits_per_byte(gpt: GPT, corpus: Corpus, batch_size: int) -> float:
         if x.numel():
             nats += F.cross_entropy(gpt(x).flatten(0, 1), y.flatten(), reduction="sum").item()
     return nats / math.log(2) / corpus.held_out_bytes
+
+
+def _cut_off_end(documents: list[str]) -> tuple[list[str], str]:
+    """Split the texts, in their order, into those to train on and the last share of their characters."""
+    room = int(sum(map(len, documents)) * (1 - _HELD_OUT_SHARE))
+    kept, rest = [], []
+    for document in documents:
+        kept.append(document[:room])
+        rest.append(document[room:])
+        room = max(0, room - len(document))
+    return [text for text in kept if text], "".join(rest)
 
 
 def _read_text(path: Path) -> str:
@@ -282,8 +290,13 @@ class _TrainingState:
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".partial")
         state = {"identity": self.identity, "gpt": gpt.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        torch.save(state, partial)
-        os.replace(partial, self.path)
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        try:
+            partial.write_bytes(buffer.getbuffer())  # a full disk is an OSError this way
+            os.replace(partial, self.path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def remove(self) -> None:
         if self.folder.exists():

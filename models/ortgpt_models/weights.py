@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ortgpt_models.config import GPTConfig
@@ -67,10 +67,12 @@ def _read_state(file: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, T
     """Read the tensors named in `shapes` from an open safetensors file as float32, or raise with every fault."""
     stored_keys = file.keys()
     keys = {key.removeprefix(_PREFIX): key for key in stored_keys}
+    twice = [key for key in stored_keys if keys[key.removeprefix(_PREFIX)] != key]
     keys = {name: key for name, key in keys.items() if not _MASK_BUFFERS.fullmatch(name)}
     head = keys.pop(_HEAD, None)
     faults = [f"missing {name} {shape}" for name, shape in shapes.items() if name not in keys]
     faults += [f"unexpected {key}" for name, key in keys.items() if name not in shapes]
+    faults += [f"{key} is there with and without {_PREFIX!r}" for key in twice]
     for name, key in keys.items():
         stored = file.get_slice(key)
         if name in shapes and tuple(stored.get_shape()) != shapes[name]:
@@ -92,4 +94,4 @@ def save_gpt(gpt: GPT, folder: Path, *, dtype: torch.dtype = torch.float32) -> N
     config = gpt.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tensors = {_PREFIX + name: tensor.detach().to(dtype).contiguous() for name, tensor in gpt.state_dict().items()}
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    (folder / WEIGHTS_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))  # a full disk is an OSError this way

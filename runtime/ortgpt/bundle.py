@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, BundleNotFoundError
-from ortgpt.manifest import Check, FileEntry, GraphSpec, Manifest, Precision, Source
+from ortgpt.manifest import Check, FileEntry, GraphSpec, Manifest, Precision, Source, sealed_text
 from ortgpt.strict_json import read_json_object
 
 _OWN_NAMES = frozenset(value for name, value in vars(File).items() if name.isupper())
@@ -38,11 +38,12 @@ class ModelConfig:
             for name, value in counts.items()
             if type(value) is not int or value < 1
         ]
+        vocab_size = counts["vocab_size"] if type(counts["vocab_size"]) is int else 0
         special = {name: values.get(name) for name in ("bos_token_id", "eos_token_id")}
         faults += [
-            f"{name} = {value!r} (accepted: null or an integer of 0 or more)"
+            f"{name} = {value!r} (accepted: null or an id of the vocabulary)"
             for name, value in special.items()
-            if value is not None and (type(value) is not int or value < 0)
+            if value is not None and not (type(value) is int and 0 <= value < vocab_size)
         ]
         if faults:
             raise BundleError(f"{File.CONFIG} has faults: " + "; ".join(faults))
@@ -116,16 +117,7 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
     Raises BundleNotFoundError when there is no bundle at `path`, BundleError with every fault found otherwise.
     """
     folder = Path(path)
-    manifest_path = folder / File.MANIFEST
-    if not folder.is_dir():
-        state = "is a file" if folder.exists() else "does not exist"
-        raise BundleNotFoundError(f"{folder} {state}; expected a bundle folder, as `ortgpt export` writes it")
-    if not manifest_path.is_file():
-        raise BundleNotFoundError(f"{folder} holds no {File.MANIFEST}; expected a bundle, as `ortgpt export` writes it")
-    try:
-        manifest = Manifest.from_values(read_json_object(manifest_path))
-    except BundleError as error:
-        raise BundleError(f"{folder}: {error}") from None
+    _, manifest = _read_manifest(folder)
     faults = list(_folder_faults(folder, manifest))
     if faults:
         raise BundleError(_damaged(folder, faults))
@@ -144,15 +136,15 @@ def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
     manifest itself is damaged.
     """
     folder = Path(path)
-    manifest = Manifest.from_values(read_json_object(folder / File.MANIFEST))
-    missing = [f"{name} is missing" for name in manifest.files if not (folder / name).is_file()]
-    if missing:
-        raise BundleError(_damaged(folder, missing))
+    values, manifest = _read_manifest(folder)
+    faults = list(_name_faults(folder, manifest))
+    if faults:
+        raise BundleError(_damaged(folder, faults))
     files = describe_files(folder, manifest.files)
     changed = [name for name, entry in files.items() if entry != manifest.files[name]]
     partial = folder / f".{File.MANIFEST}.partial"
     try:
-        partial.write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
+        partial.write_text(sealed_text(values, files), encoding="utf-8")
         os.replace(partial, folder / File.MANIFEST)
     finally:
         partial.unlink(missing_ok=True)
@@ -164,7 +156,7 @@ def is_bundle_name(name: str) -> bool:
     return name in _OWN_NAMES or ".onnx" in name
 
 
-def describe_files(folder: Path, names: Iterator[str] | Mapping[str, Any] | list[str]) -> dict[str, FileEntry]:
+def describe_files(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
     """Return size and sha256 of the named files."""
     return {
         name: FileEntry(size=(folder / name).stat().st_size, sha256=sha256_of(folder / name)) for name in sorted(names)
@@ -180,24 +172,46 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
+    """Return the manifest as parsed JSON, and as read. Raises BundleNotFoundError where there is none."""
+    path = folder / File.MANIFEST
+    if not folder.is_dir():
+        state = "is a file" if folder.exists() else "does not exist"
+        raise BundleNotFoundError(f"{folder} {state}; expected a bundle folder, as `ortgpt export` writes it")
+    if not path.is_file():
+        raise BundleNotFoundError(f"{folder} holds no {File.MANIFEST}; expected a bundle, as `ortgpt export` writes it")
+    try:
+        values = read_json_object(path)
+        return values, Manifest.from_values(values)
+    except BundleError as error:
+        raise BundleError(f"{folder}: {error}") from None
+
+
 def _folder_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
     for name in (*_REQUIRED, *(graph.file for graph in manifest.graphs)):
         if name not in manifest.files:
             yield f"{name!r} is not listed in the manifest"
-    root = folder.resolve()
+    yield from _name_faults(folder, manifest)
     for name, entry in manifest.files.items():
+        path = folder / name
+        if path.is_file() and (size := path.stat().st_size) != entry.size:
+            yield f"{name} has {size:,} bytes, the manifest says {entry.size:,}"
+    for found in sorted(folder.iterdir()):
+        known = found.name in manifest.files or found.name == File.MANIFEST
+        if not known and is_bundle_name(found.name):
+            yield f"{found.name} is not listed in the manifest"
+
+
+def _name_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """Yield the listed files that are not there, or not inside the bundle."""
+    root = folder.resolve()
+    for name in manifest.files:
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
             yield f"the manifest lists {name!r}, which is not a plain file name"
         elif not (folder / name).is_file():
             yield f"{name} is missing"
         elif (folder / name).resolve().parent != root:
             yield f"{name} is a link out of the bundle"
-        elif (size := (folder / name).stat().st_size) != entry.size:
-            yield f"{name} has {size:,} bytes, the manifest says {entry.size:,}"
-    for found in sorted(folder.iterdir()):
-        known = found.name in manifest.files or found.name == File.MANIFEST
-        if not known and is_bundle_name(found.name):
-            yield f"{found.name} is not listed in the manifest"
 
 
 def _damaged(folder: Path, faults: list[str]) -> str:

@@ -75,7 +75,7 @@ def generate(
     bundle: Path, prompt: str, stop: tuple[str, ...], greedy: bool, echo: bool, as_json: bool, device: str,
     threads: int | None, **options: Any,
 ) -> None:  # fmt: skip
-    """Continue PROMPT with the model in BUNDLE; - reads the prompt from standard input, none starts afresh.
+    """Continue PROMPT with the model in BUNDLE; - reads it from standard input as it is, none starts afresh.
 
     The most likely token is taken at each step, unless a temperature, --top-k, --top-p or --seed asks for draws.
     """
@@ -88,20 +88,20 @@ def generate(
     with load(bundle, device=device, threads=threads) as generator:
         if as_json:
             completion = generator.generate(text, **given)
-            click.echo(json.dumps(_completion_values(completion, text if echo else ""), ensure_ascii=False))
+            click.echo(json.dumps(_completion_values(completion, text if echo else "")))
         else:
             _write_stream(generator, text, echo, given)
 
 
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.argument("source", metavar="[FILE]", default="-")
+@click.argument("text_file", metavar="[FILE]", default="-")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--threads", type=int, help="CPU threads. [default: the CPUs this process may use]")
-def score(bundle: Path, source: str, as_json: bool, device: str, threads: int | None) -> None:
+def score(bundle: Path, text_file: str, as_json: bool, device: str, threads: int | None) -> None:
     """Measure how well the model in BUNDLE predicts the text in FILE, or on standard input."""
-    text = _read_text(source)
+    text = _read_text(text_file)
     with load(bundle, device=device, threads=threads) as generator:
         result = generator.score(text)
     values = {
@@ -124,7 +124,7 @@ def info(bundle: Path, as_json: bool) -> None:
     """Say what BUNDLE is: model, precision, source, files, and how it was verified."""
     record = open_bundle(bundle).info()
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(record), ensure_ascii=False))
+        click.echo(json.dumps(dataclasses.asdict(record)))
         return
     promise = ", ".join(f"{key} {value}" for key, value in record.precision.promise.items())
     lines = {
@@ -132,7 +132,8 @@ def info(bundle: Path, as_json: bool) -> None:
         "model": f"{record.n_layer} layers, {record.n_head} heads, context {record.n_positions:,}, "
         f"vocabulary {record.vocab_size:,} ({record.masked_tokens:,} masked)",
         "precision": f"{record.precision.dtype} (recipe {record.precision.recipe}; promise: {promise})",
-        "source": f"{record.source.id}, licence {record.source.licence or 'not stated'}, sha256 {record.source.sha256}",
+        "weights from": f"{record.source.id}, licence {record.source.licence or 'not stated'}",
+        "weights sha256": record.source.sha256,
         "onnxruntime": f"{record.minimum_onnxruntime} or newer",
         "size": f"{record.size_bytes:,} bytes",
     }
@@ -140,7 +141,9 @@ def info(bundle: Path, as_json: bool) -> None:
     for graph in record.graphs:
         lines[f"graph {graph.file}"] = f"{graph.role}, {graph.flavour}, {graph.target}, {graph.cache.kind} cache"
     for check in record.verification:
-        lines[f"verified: {check.name}"] = f"max |Δ logit| {check.max_abs_diff:.1e} (accepted {check.tolerance:.1e})"
+        lines[f"verified: {check.name}"] = (
+            f"logits within {check.max_abs_diff:.1e} of PyTorch (accepted {check.tolerance:.1e})"
+        )
     width = max(map(len, lines)) + 2
     for name, value in lines.items():
         click.echo(f"{name:<{width}}{value}")

@@ -24,20 +24,20 @@ class File:
 class Tensor:
     """Names of graph inputs and outputs. Layers count from 0."""
 
-    INPUT_IDS = "input_ids"  # int64 (batch_size, sequence_length)
-    POSITION_IDS = "position_ids"  # int64 (batch_size, sequence_length)
-    SEQLENS_K = "seqlens_k"  # int32 (batch_size): valid positions of each row after this call, less 1
-    TOTAL_SEQUENCE_LENGTH = "total_sequence_length"  # int32 scalar: the longest row's valid positions after this call
-    LOGIT_POSITIONS = "logit_positions"  # int64 (batch_size, logit_count)
-    LOGITS = "logits"  # float32 or float16 (batch_size, logit_count, vocab_size)
+    INPUT_IDS = "input_ids"
+    POSITION_IDS = "position_ids"
+    SEQLENS_K = "seqlens_k"  # valid positions of each row after the call, less 1
+    TOTAL_SEQUENCE_LENGTH = "total_sequence_length"  # the longest row's valid positions after the call
+    LOGIT_POSITIONS = "logit_positions"  # the places within the sequence whose logits are wanted
+    LOGITS = "logits"
 
     @staticmethod
     def past(layer: int, kind: str) -> str:
-        return f"past_key_values.{layer}.{kind}"  # (batch_size, n_head, cache_length, head_dim)
+        return f"past_key_values.{layer}.{kind}"
 
     @staticmethod
     def present(layer: int, kind: str) -> str:
-        return f"present.{layer}.{kind}"  # as past
+        return f"present.{layer}.{kind}"
 
 
 KEY_VALUE = ("key", "value")
@@ -60,22 +60,33 @@ class Axis:
     LOGIT = "logit_count"
 
 
+class DType:
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    INT32 = "int32"
+    INT64 = "int64"
+
+
 Axes = tuple[str | int, ...]
+Spec = tuple[str, Axes]  # element type and axes
 
 
-def native_axes(
-    *, n_layer: int, n_head: int, head_dim: int, vocab_size: int
-) -> tuple[dict[str, Axes], dict[str, Axes]]:
-    """Return the inputs and the outputs of a native graph, in order, with their axes: a name where dynamic."""
-    cache: Axes = (Axis.BATCH, n_head, Axis.CACHE, head_dim)
-    inputs: dict[str, Axes] = {
-        Tensor.INPUT_IDS: (Axis.BATCH, Axis.SEQUENCE),
-        Tensor.POSITION_IDS: (Axis.BATCH, Axis.SEQUENCE),
-        Tensor.SEQLENS_K: (Axis.BATCH,),
-        Tensor.TOTAL_SEQUENCE_LENGTH: (),
-        Tensor.LOGIT_POSITIONS: (Axis.BATCH, Axis.LOGIT),
+def native_tensors(
+    *, n_layer: int, n_head: int, head_dim: int, vocab_size: int, dtype: str
+) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    """Return the inputs and the outputs of a native graph, in order; an axis is a name where it is dynamic.
+
+    `dtype` is that of the cache; logits are always float32.
+    """
+    cache: Spec = (dtype, (Axis.BATCH, n_head, Axis.CACHE, head_dim))
+    inputs: dict[str, Spec] = {
+        Tensor.INPUT_IDS: (DType.INT64, (Axis.BATCH, Axis.SEQUENCE)),
+        Tensor.POSITION_IDS: (DType.INT64, (Axis.BATCH, Axis.SEQUENCE)),
+        Tensor.SEQLENS_K: (DType.INT32, (Axis.BATCH,)),
+        Tensor.TOTAL_SEQUENCE_LENGTH: (DType.INT32, ()),
+        Tensor.LOGIT_POSITIONS: (DType.INT64, (Axis.BATCH, Axis.LOGIT)),
     }
-    outputs: dict[str, Axes] = {Tensor.LOGITS: (Axis.BATCH, Axis.LOGIT, vocab_size)}
+    outputs: dict[str, Spec] = {Tensor.LOGITS: (DType.FLOAT32, (Axis.BATCH, Axis.LOGIT, vocab_size))}
     inputs |= dict.fromkeys(past_names(n_layer), cache)
     outputs |= dict.fromkeys(present_names(n_layer), cache)
     return inputs, outputs
@@ -154,11 +165,6 @@ class Target:
 
 class CacheKind:
     FIXED = "fixed"
-
-
-class DType:
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
 
 
 class Promise:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ortgpt.bundle import ModelConfig
 from ortgpt.cache import FixedCache
 from ortgpt.contract import Tensor
-from ortgpt.errors import ContextLengthError, NonFiniteLogitsError
+from ortgpt.errors import ContextLengthError, EngineError, NonFiniteLogitsError
 from ortgpt.session import Session
 
 Logits = npt.NDArray[np.float32]
@@ -71,25 +71,29 @@ class Engine:
             if prompt + new > n_positions:
                 fit = f"at most {n_positions - prompt} new tokens fit" if prompt < n_positions else "shorten the prompt"
                 raise ContextLengthError(
-                    f"prompt of {prompt} tokens + max_new_tokens = {new} exceeds the context of {n_positions} tokens "
-                    f"(row {index}); {fit}"
+                    f"row {index}: a prompt of {prompt} tokens and {new} new ones (max_new_tokens) exceed the context "
+                    f"of {n_positions} tokens; {fit}"
                 )
 
     def generate(self, rows: Sequence[Row], timings: Timings | None = None) -> Iterator[list[int]]:
         """Generate into `rows`; after each step yield the indices of the rows that gained a token.
 
         A row ends at one of its `eos_token_ids`, at `max_new_tokens`, or when the caller sets its `finish_reason`
-        between steps. A step reads every weight once for the whole batch. Raises ContextLengthError before any work
-        when a row cannot fit, NonFiniteLogitsError when the model computes NaN or infinity.
+        between steps. A step reads every weight once for the whole batch. Raises ContextLengthError at the call, before
+        any work, when a row cannot fit; NonFiniteLogitsError when the model computes NaN or infinity; EngineError when
+        ONNX Runtime fails.
         """
-        timings = Timings() if timings is None else timings
         self.check_context(rows)
+        return self._steps(rows, Timings() if timings is None else timings)
+
+    def _steps(self, rows: Sequence[Row], timings: Timings) -> Iterator[list[int]]:
         started = time.perf_counter()
         tokens = max(len(row.prompt_ids) + row.max_new_tokens - 1 for row in rows)  # the last token is never fed back
         cache = self.new_cache(len(rows), tokens)
         logits = self.prefill(cache, [row.prompt_ids for row in rows])[:, 0]
         timings.prefill_s = time.perf_counter() - started
-        call: Call | None = None
+        call = Call(self.session, self.config, cache, sequence_length=1, logit_count=1)
+        lengths = cache.lengths.copy()
         active = list(range(len(rows)))
         for step in range(max(row.max_new_tokens for row in rows)):
             for index in active:
@@ -99,13 +103,10 @@ class Engine:
             active = [index for index in active if rows[index].finish_reason is None]
             if not active:
                 return
-            if call is None:
-                call = Call(self.session, self.config, cache, sequence_length=1, logit_count=1)
             for index in active:
                 call.input_ids[index, 0] = rows[index].token_ids[-1]
+                lengths[index] += 1
             # A finished row goes on computing in its last slot; its length, and so the batch's, no longer grows.
-            lengths = cache.lengths.copy()
-            lengths[active] += 1
             logits = call.run(lengths)[:, 0]
 
     def prefill(
@@ -135,7 +136,7 @@ class Engine:
 
     def _extend(self, row: Row, logits: Logits, index: int, step: int) -> None:
         """Pick the next token of a row and note whether it was the last."""
-        if not np.isfinite(logits).all():
+        if not (np.isfinite(logits.max()) and np.isfinite(logits.min())):
             raise NonFiniteLogitsError(
                 f"{np.count_nonzero(~np.isfinite(logits))} of {logits.size} logits are not finite at step {step} of "
                 f"row {index}; the weights are damaged, or overflow in this precision"
@@ -160,7 +161,7 @@ class Call:
         self.input_ids = np.zeros((batch, sequence_length), np.int64)
         self.position_ids = np.zeros((batch, sequence_length), np.int64)
         self.logit_positions = np.zeros((batch, logit_count), np.int64)
-        self.logits = np.empty((batch, logit_count, config.vocab_size), np.dtype(session.graph.cache.dtype))
+        self.logits = np.empty((batch, logit_count, config.vocab_size), np.float32)
         self._offsets = np.arange(sequence_length, dtype=np.int64)
         self._last_position = config.n_positions - 1
         self._handle = session.handle
@@ -178,6 +179,9 @@ class Call:
         np.add(self.cache.lengths[:, None], self._offsets, out=self.position_ids)
         np.minimum(self.position_ids, self._last_position, out=self.position_ids)
         self._valid.set(lengths)
-        self._handle.run_with_iobinding(self._binding)
+        try:
+            self._handle.run_with_iobinding(self._binding)
+        except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
+            raise EngineError(f"ONNX Runtime failed while running the graph: {error}") from error
         self.cache.lengths[...] = lengths
         return self.logits

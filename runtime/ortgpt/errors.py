@@ -40,5 +40,9 @@ class NonFiniteLogitsError(OrtGptError, ArithmeticError):
     """The model computed NaN or infinity."""
 
 
+class EngineError(OrtGptError, RuntimeError):
+    """ONNX Runtime failed while running the graph."""
+
+
 class ClosedError(OrtGptError, RuntimeError):
     """The generator was used after it was closed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from ortgpt import sampling
 from ortgpt.bundle import Bundle, open_bundle
+from ortgpt.contract import File
 from ortgpt.engine import Engine, Logits, Pick, Row, Timings
-from ortgpt.errors import ClosedError, OptionError, PromptError
+from ortgpt.errors import BundleError, ClosedError, OptionError, PromptError
 from ortgpt.options import GenerationOptions, ResolvedOptions, read_generation_config
 from ortgpt.scoring import Score, score_ids
 from ortgpt.session import open_session
@@ -74,7 +75,13 @@ def load(
             raise
         if hashes is not None:
             hashes.result()
-    engine = Engine(session, bundle.config, masked_tokens=bundle.manifest.masked_tokens)
+    masked = bundle.manifest.masked_tokens
+    if bundle.config.vocab_size - masked != tokenizer.vocab_size:
+        raise BundleError(
+            f"{bundle.path}: the tokenizer has {tokenizer.vocab_size} ids, but the model has "
+            f"{bundle.config.vocab_size} rows of which {masked} are masked; export it anew"
+        )
+    engine = Engine(session, bundle.config, masked_tokens=masked)
     return Generator(bundle, engine, tokenizer)
 
 
@@ -85,7 +92,10 @@ class Generator:
         self.bundle = bundle
         self.tokenizer = tokenizer
         self._engine: Engine | None = engine
-        self._defaults = read_generation_config(bundle.generation_config, bundle.config.eos_token_ids)
+        try:
+            self._defaults = read_generation_config(bundle.generation_config, bundle.config.eos_token_ids)
+        except OptionError as error:
+            raise BundleError(f"{bundle.path / File.GENERATION_CONFIG}: {error}") from None
 
     @property
     def engine(self) -> Engine:
@@ -115,12 +125,12 @@ class Generator:
         return self.generate_batch([prompt], options, **keywords)[0]
 
     def generate_batch(
-        self, prompts: Sequence[Prompt], options: GenerationOptions | None = None, **keywords: Any
+        self, prompts: Iterable[Prompt], options: GenerationOptions | None = None, **keywords: Any
     ) -> list[Completion]:
         """Continue several prompts of any lengths at once; each as generate() would. Raises as generate() does."""
-        if isinstance(prompts, str):
-            raise PromptError("prompts is one text (accepted: a list of prompts; use generate for a single one)")
-        call = _Call(self, prompts, GenerationOptions.make(options, keywords))
+        if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+            raise PromptError(f"prompts = {_short(prompts)} (accepted: a list of prompts; generate takes a single one)")
+        call = _Call(self, list(prompts), GenerationOptions.make(options, keywords))
         for _ in call.run():
             pass
         return call.completions()
@@ -187,12 +197,12 @@ class _Call:
 
     def __init__(self, generator: Generator, prompts: Sequence[Prompt], options: GenerationOptions) -> None:
         started = time.perf_counter()
-        self._engine = generator.engine
+        engine = generator.engine
         resolved = options.resolve(generator._defaults)
-        self._check_ids(resolved.eos_token_ids)
+        self._check_ids(resolved.eos_token_ids, engine.allowed_vocab_size)
         if not prompts:
             raise PromptError("no prompts (accepted: a list of at least one)")
-        n_positions = self._engine.config.n_positions
+        n_positions = engine.config.n_positions
         seeds = resolved.seeds_for(len(prompts))
         self.rows: list[Row] = []
         for prompt, seed in zip(prompts, seeds, strict=True):
@@ -204,19 +214,19 @@ class _Call:
                 pick=make_pick(resolved, prompt_ids, seed),
             )
             self.rows.append(row)
-        self._engine.check_context(self.rows)
         self.writers = [_Writer(generator.tokenizer, resolved.stop) for _ in self.rows]
         self.timings = Timings(tokenize_s=time.perf_counter() - started)
+        self._steps = engine.generate(self.rows, self.timings)
 
-    def _check_ids(self, token_ids: frozenset[int]) -> None:
-        limit = self._engine.config.vocab_size
+    @staticmethod
+    def _check_ids(token_ids: frozenset[int], limit: int) -> None:
         bad = sorted(token_id for token_id in token_ids if token_id >= limit)
         if bad:
             raise OptionError(f"eos_token_id = {bad[0]} is not in the vocabulary (accepted: 0 to {limit - 1})")
 
     def run(self) -> Iterator[list[int]]:
         """Drive the engine; after each step yield the indices of the rows that gained a token."""
-        for active in self._engine.generate(self.rows, self.timings):
+        for active in self._steps:
             for index in active:
                 self.writers[index].update(self.rows[index])
             yield active
@@ -268,16 +278,17 @@ class _Writer:
 
 def make_pick(options: ResolvedOptions, prompt_ids: Sequence[int], seed: int | None) -> Pick:
     """Return the function that picks a row's next token: processors in the order of `transformers`, then the draw."""
-    rng = np.random.default_rng(seed)
-    seen = set(prompt_ids)
+    rng = np.random.default_rng(seed) if options.do_sample else None
+    penalized = np.unique(np.asarray(prompt_ids, np.int64)) if options.repetition_penalty != 1.0 else None
 
     def pick(logits: Logits, new_ids: Sequence[int]) -> int:
-        if options.repetition_penalty != 1.0:
-            seen.update(new_ids[-1:])
-            sampling.penalize_repetition(logits, seen, options.repetition_penalty)
+        nonlocal penalized
+        if penalized is not None:
+            penalized = np.union1d(penalized, new_ids[-1:]).astype(np.int64)
+            sampling.penalize_repetition(logits, penalized, options.repetition_penalty)
         if len(new_ids) < options.min_new_tokens:
             sampling.forbid(logits, options.eos_token_ids)
-        if not options.do_sample:
+        if rng is None:
             return sampling.greedy(logits)
         ids, probabilities = sampling.candidates(
             logits, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p

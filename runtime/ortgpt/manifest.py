@@ -12,18 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ortgpt.contract import (
-    FORMAT_MAJOR,
-    FORMAT_MINOR,
-    CacheKind,
-    DType,
-    Flavour,
-    Key,
-    Norm,
-    Target,
-    Task,
-    TokenizerKind,
-)
+from ortgpt.contract import FORMAT_MAJOR, FORMAT_MINOR, Key, Norm, Task, TokenizerKind
 from ortgpt.errors import BundleError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -31,7 +20,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSpec:
-    """The key-value cache a graph works on; `dtype` is also the type of its logits."""
+    """The key-value cache that a graph works on."""
 
     kind: str
     dtype: str
@@ -117,8 +106,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the text of ortgpt.json, its own sha256 included."""
-        values = self._values()
-        return json.dumps(values | {Key.SHA256: _own_sha256(values)}, indent=2, ensure_ascii=False) + "\n"
+        return sealed_text(self._values(), self.files)
 
     def _values(self) -> dict[str, Any]:
         return {
@@ -141,9 +129,7 @@ class Manifest:
             },
             Key.MINIMUM_ONNXRUNTIME: self.minimum_onnxruntime,
             Key.MASKED_TOKENS: self.masked_tokens,
-            Key.FILES: {
-                name: {Key.SIZE: entry.size, Key.SHA256: entry.sha256} for name, entry in sorted(self.files.items())
-            },
+            Key.FILES: {},
             Key.VERIFICATION: [_check_values(check) for check in self.verification],
         }
 
@@ -192,12 +178,19 @@ class Manifest:
             reader.fault(Key.MINIMUM_ONNXRUNTIME, manifest.minimum_onnxruntime, "a version like 1.23.0")
         if reader.faults:
             raise BundleError("the manifest has faults: " + "; ".join(reader.faults))
-        if reader.sha256(Key.SHA256) != _own_sha256(values):
+        if reader.sha256(Key.SHA256) != own_sha256(values):
             raise BundleError("the manifest does not have the sha256 that it states: it was changed or damaged")
         return manifest
 
 
-def _own_sha256(values: Mapping[str, Any]) -> str:
+def sealed_text(values: Mapping[str, Any], files: Mapping[str, FileEntry]) -> str:
+    """Return the text of ortgpt.json for `values`, whatever keys they have, with these files and its own sha256."""
+    listed = {name: {Key.SIZE: entry.size, Key.SHA256: entry.sha256} for name, entry in sorted(files.items())}
+    sealed = {**values, Key.FILES: listed}
+    return json.dumps({**sealed, Key.SHA256: own_sha256(sealed)}, indent=2, ensure_ascii=False) + "\n"
+
+
+def own_sha256(values: Mapping[str, Any]) -> str:
     """Return the sha256 of the manifest's canonical JSON without its own sha256."""
     rest = {key: value for key, value in values.items() if key != Key.SHA256}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -216,14 +209,15 @@ def _graph_values(graph: GraphSpec) -> dict[str, Any]:
 
 
 def _read_graph(reader: _Reader) -> GraphSpec:
+    # Any words are taken here: a bundle may hold a graph for another runtime. `session` chooses among those it knows.
     return GraphSpec(
         role=reader.text(Key.ROLE),
         file=reader.text(Key.FILE),
-        flavour=reader.choice((Flavour.NATIVE,), Key.FLAVOUR),
-        target=reader.choice((Target.CPU, Target.CUDA), Key.TARGET),
+        flavour=reader.text(Key.FLAVOUR),
+        target=reader.text(Key.TARGET),
         cache=CacheSpec(
-            kind=reader.choice((CacheKind.FIXED,), Key.CACHE, Key.KIND),
-            dtype=reader.choice((DType.FLOAT32, DType.FLOAT16), Key.CACHE, Key.DTYPE),
+            kind=reader.text(Key.CACHE, Key.KIND),
+            dtype=reader.text(Key.CACHE, Key.DTYPE),
             head_dim=reader.integer(Key.CACHE, Key.HEAD_DIM),
         ),
         inputs=reader.texts(Key.INPUTS),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -58,10 +58,10 @@ class GenerationOptions:
     repetition_penalty: float | None = None
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
-    stop: str | Sequence[str] | None = None
-    eos_token_id: int | Sequence[int] | None = None
+    stop: str | Iterable[str] | None = None
+    eos_token_id: int | Iterable[int] | None = None
     pad_token_id: int | None = None
-    seed: int | Sequence[int] | None = None
+    seed: int | Iterable[int] | None = None
 
     def __post_init__(self) -> None:
         _check("do_sample", self.do_sample, isinstance(self.do_sample, bool), "true or false")
@@ -69,19 +69,26 @@ class GenerationOptions:
         _check("top_k", self.top_k, _is_int(self.top_k, 0), "an integer of 0 or more")
         _check("top_p", self.top_p, _in_range(self.top_p, 0.0, 1.0), "a number from 0 to 1")
         penalty = self.repetition_penalty
-        _check("repetition_penalty", penalty, _in_range(penalty, 0.0, math.inf) and penalty != 0, "a number above 0")
+        _check("repetition_penalty", penalty, _in_range(penalty, 1e-3, 1e3), "a number from 0.001 to 1000")
         _check("max_new_tokens", self.max_new_tokens, _is_int(self.max_new_tokens, 1), "an integer of 1 or more")
         _check("min_new_tokens", self.min_new_tokens, _is_int(self.min_new_tokens, 0), "an integer of 0 or more")
-        stops = as_tuple(self.stop)
-        good = all(isinstance(stop, str) and stop for stop in stops) and (stops or isinstance(self.stop, list | tuple))
-        _check("stop", self.stop, bool(good), "a text of at least one character, or a list of such")
-        eos = as_tuple(self.eos_token_id)
-        good = all(_is_int(token_id, 0) for token_id in eos)
-        _check("eos_token_id", self.eos_token_id, bool(good), "a token id, or a list of such")
         _check("pad_token_id", self.pad_token_id, _is_int(self.pad_token_id, 0), "a token id")
-        seeds = as_tuple(self.seed)
-        good = len(seeds) > 0 and all(_is_int(seed, 0) for seed in seeds)
-        _check("seed", self.seed, bool(good), "an integer of 0 or more, or a list with one a row")
+        # Lists, arrays and generators are read once, here.
+        self._set_tuple("stop", lambda stop: isinstance(stop, str) and stop != "", "a text of at least one character")
+        self._set_tuple("eos_token_id", lambda token_id: _is_int(token_id, 0), "a token id")
+        if not isinstance(self.seed, numbers.Integral):
+            self._set_tuple("seed", lambda seed: _is_int(seed, 0), "an integer of 0 or more", least=1)
+        _check("seed", self.seed, isinstance(self.seed, tuple) or _is_int(self.seed, 0), "an integer of 0 or more")
+
+    def _set_tuple(self, name: str, accepts: Callable[[Any], bool], accepted: str, least: int = 0) -> None:
+        """Turn a single value or an iterable of at least `least` of them into a tuple, each value checked."""
+        value = getattr(self, name)
+        if value is None:
+            return
+        values = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+        good = len(values) >= least and all(map(accepts, values))
+        _check(name, value, good, f"{accepted}, or a list of such")
+        object.__setattr__(self, name, values)
 
     @classmethod
     def make(cls, options: GenerationOptions | None, keywords: Mapping[str, Any]) -> GenerationOptions:
@@ -125,32 +132,30 @@ class GenerationOptions:
             top_k=DEFAULT_TOP_K if merged["top_k"] is None else merged["top_k"],
             top_p=1.0 if merged["top_p"] is None else float(merged["top_p"]),
             repetition_penalty=1.0 if merged["repetition_penalty"] is None else float(merged["repetition_penalty"]),
-            max_new_tokens=merged["max_new_tokens"],
+            max_new_tokens=self.max_new_tokens,
+            usual_new_tokens=defaults.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
             min_new_tokens=merged["min_new_tokens"] or 0,
-            stop=as_tuple(self.stop),
-            eos_token_ids=frozenset(as_tuple(merged["eos_token_id"])),
-            seed=self.seed,
+            stop=tuple(self.stop or ()),
+            eos_token_ids=frozenset(merged["eos_token_id"] or ()),
+            seed=self.seed,  # type: ignore[arg-type]  # a tuple by now, unless an integer or None
         )
-        self._check_min_new_tokens(resolved)
+        if self.min_new_tokens and self.max_new_tokens and self.min_new_tokens > self.max_new_tokens:
+            raise OptionError(
+                f"min_new_tokens = {self.min_new_tokens} (accepted: at most max_new_tokens = {self.max_new_tokens})"
+            )
+        if self.min_new_tokens and not resolved.eos_token_ids:
+            raise OptionError(
+                f"min_new_tokens = {self.min_new_tokens} would have no effect: no eos_token_id ends the text early"
+            )
         return resolved
-
-    def _check_min_new_tokens(self, resolved: ResolvedOptions) -> None:
-        if not self.min_new_tokens:
-            return
-        if resolved.max_new_tokens is not None and resolved.min_new_tokens > resolved.max_new_tokens:
-            raise OptionError(
-                f"min_new_tokens = {resolved.min_new_tokens} "
-                f"(accepted: at most max_new_tokens = {resolved.max_new_tokens})"
-            )
-        if not resolved.eos_token_ids:
-            raise OptionError(
-                f"min_new_tokens = {resolved.min_new_tokens} would have no effect: no eos_token_id ends the text early"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedOptions:
-    """Options with every choice made; `max_new_tokens` None means the default within what the context leaves."""
+    """Options with every choice made.
+
+    `max_new_tokens` is what the call asked for; where that is None, `usual_new_tokens` or what the context leaves.
+    """
 
     do_sample: bool
     temperature: float
@@ -158,20 +163,21 @@ class ResolvedOptions:
     top_p: float
     repetition_penalty: float
     max_new_tokens: int | None
+    usual_new_tokens: int
     min_new_tokens: int
     stop: tuple[str, ...]
     eos_token_ids: frozenset[int]
-    seed: int | Sequence[int] | None
+    seed: int | tuple[int, ...] | None
 
     def new_tokens_for(self, prompt_tokens: int, n_positions: int) -> int:
         """Return how many tokens to generate at most after a prompt of `prompt_tokens`."""
         if self.max_new_tokens is not None:
             return self.max_new_tokens
-        return max(1, self.min_new_tokens, min(DEFAULT_MAX_NEW_TOKENS, n_positions - prompt_tokens))
+        return max(1, min(self.usual_new_tokens, n_positions - prompt_tokens))
 
     def seeds_for(self, row_count: int) -> list[int | None]:
         """Return one seed a row. Raises OptionError when a list of seeds has another length."""
-        if self.seed is None or not isinstance(self.seed, Sequence):
+        if not isinstance(self.seed, tuple):
             return [self.seed] * row_count
         if len(self.seed) != row_count:
             raise OptionError(
@@ -180,8 +186,11 @@ class ResolvedOptions:
         return list(self.seed)
 
 
-def read_generation_config(values: Mapping[str, Any], fallback_eos: Sequence[int]) -> GenerationOptions:
-    """Return the defaults that a bundle's generation_config.json states; other keys with a bearing are logged."""
+def read_generation_config(values: Mapping[str, Any], fallback_eos: Iterable[int]) -> GenerationOptions:
+    """Return the defaults that a bundle's generation_config.json states; other keys with a bearing are logged.
+
+    Raises OptionError for a value that is not accepted.
+    """
     ignored = [
         f"{key} = {value!r}"
         for key, value in values.items()
@@ -190,18 +199,7 @@ def read_generation_config(values: Mapping[str, Any], fallback_eos: Sequence[int
     if ignored:
         _logger.warning("generation_config.json has keys that this version does not use: %s", ", ".join(ignored))
     known = {name: values[name] for name in _FROM_BUNDLE if values.get(name) is not None}
-    if "eos_token_id" not in known and fallback_eos:
-        known["eos_token_id"] = tuple(fallback_eos)
-    return GenerationOptions(**known)
-
-
-def as_tuple(value: Any) -> tuple[Any, ...]:
-    """Return () for None, a tuple for a list, a tuple of one for anything else."""
-    if value is None:
-        return ()
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        return (value,)
-    return tuple(value)
+    return GenerationOptions(**({"eos_token_id": fallback_eos} | known))
 
 
 def _is_given(options: GenerationOptions, name: str) -> bool:

@@ -13,17 +13,16 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-_NUCLEUS_GUESS = 1024  # a nucleus is nearly always smaller than this; a larger one costs a full sort
+_NUCLEUS_GUESS = 1024  # tokens looked at first for a nucleus; most are smaller
 
 
-def penalize_repetition(logits: Floats, token_ids: Iterable[int], penalty: float) -> None:
-    """Make every id in `token_ids` less likely (penalty > 1) in place: once, however often it occurs.
+def penalize_repetition(logits: Floats, token_ids: Ids, penalty: float) -> None:
+    """Make every id in `token_ids` (no id twice) less likely where `penalty` is above 1, in place.
 
     Positive logits are divided by `penalty`, negative ones multiplied (Keskar et al. 2019, as `transformers` has it).
     """
-    ids = np.fromiter(set(token_ids), np.int64)
-    scores = logits[ids]
-    logits[ids] = np.where(scores < 0, scores * np.float32(penalty), scores / np.float32(penalty))
+    scores = logits[token_ids]
+    logits[token_ids] = np.where(scores < 0, scores * np.float32(penalty), scores / np.float32(penalty))
 
 
 def forbid(logits: Floats, token_ids: Iterable[int]) -> None:
@@ -32,25 +31,27 @@ def forbid(logits: Floats, token_ids: Iterable[int]) -> None:
 
 
 def candidates(logits: Floats, *, temperature: float, top_k: int, top_p: float) -> tuple[Ids, Floats]:
-    """Return the ids that may be drawn, most likely first, and their probabilities.
+    """Return the ids that may be drawn and their probabilities; most likely first, if any were cut off.
 
     Temperature, then the `top_k` largest (0: all; ties with the k-th stay), then the smallest set of the most likely
     ones whose probabilities reach `top_p`, at least one. `logits` is (vocab_size,) and stays as it is.
     """
     largest = logits.max()
-    if top_k and top_k < logits.size:
-        ids = np.flatnonzero(logits >= _kth_largest(logits, top_k))
-    elif top_p < 1.0:
-        return _nucleus_of_all(logits, largest, temperature, top_p)
+    if not top_k or top_k >= logits.size:
+        probabilities = _softmax(logits, largest, temperature)
+        if top_p == 1.0:
+            return np.arange(logits.size), probabilities
+        ids = _nucleus_of_all(probabilities, top_p)
+        probabilities = probabilities[ids]
     else:
-        ids = np.arange(logits.size)
-    ids = ids[np.argsort(-logits[ids], kind="stable")]
-    probabilities = _softmax(logits[ids], largest, temperature)
-    if top_p < 1.0:
+        ids = np.flatnonzero(logits >= _kth_largest(logits, top_k))
+        ids = ids[np.argsort(-logits[ids], kind="stable")]
+        probabilities = _softmax(logits[ids], largest, temperature)
         kept = _nucleus_size(probabilities, top_p)
-        ids, probabilities = ids[:kept], probabilities[:kept] / probabilities[:kept].sum()
+        ids, probabilities = ids[:kept], probabilities[:kept]
     possible = int(np.count_nonzero(probabilities))  # sorted: the impossible ones are last
-    return ids[:possible], probabilities[:possible]
+    probabilities = probabilities[:possible]
+    return ids[:possible], probabilities / probabilities.sum()
 
 
 def draw(ids: Ids, probabilities: Floats, rng: np.random.Generator) -> int:
@@ -78,22 +79,22 @@ def _kth_largest(logits: Floats, k: int) -> np.float32:
     return value
 
 
-def _nucleus_of_all(logits: Floats, largest: np.float32, temperature: float, top_p: float) -> tuple[Ids, Floats]:
-    """Return the nucleus of the whole vocabulary, sorting only as much of it as the nucleus may need."""
-    probabilities = _softmax(logits, largest, temperature)
-    count = min(_NUCLEUS_GUESS, probabilities.size)
-    ids = np.argpartition(probabilities, probabilities.size - count)[probabilities.size - count :]
-    if probabilities[ids].sum() < top_p:
-        ids = np.arange(probabilities.size)
-    ids = np.sort(ids)
-    ids = ids[np.argsort(-probabilities[ids], kind="stable")]
-    kept = ids[: _nucleus_size(probabilities[ids], top_p)]
-    chosen = probabilities[kept]
-    return kept, chosen / chosen.sum()
+def _nucleus_of_all(probabilities: Floats, top_p: float) -> Ids:
+    """Return the ids of the nucleus of the whole vocabulary, sorting only as much of it as the nucleus needs."""
+    count, size = _NUCLEUS_GUESS, probabilities.size
+    while True:
+        count = min(count, size)
+        ids = np.sort(np.argpartition(probabilities, size - count)[size - count :])
+        if count == size or probabilities[ids].sum() >= top_p:
+            ids = ids[np.argsort(-probabilities[ids], kind="stable")]
+            return ids[: _nucleus_size(probabilities[ids], top_p)]
+        count *= 4
 
 
 def _nucleus_size(probabilities: Floats, top_p: float) -> int:
     """Count the leading entries of a descending distribution that are needed to reach `top_p`, at least one."""
+    if top_p == 1.0:
+        return probabilities.size
     reached = np.cumsum(probabilities[:-1], dtype=np.float64)
     return 1 + int(np.searchsorted(reached, top_p, side="left"))
 

@@ -10,12 +10,18 @@ from types import ModuleType
 from typing import Any
 
 from ortgpt.bundle import Bundle
-from ortgpt.contract import Role, Target, native_axes
+from ortgpt.contract import CacheKind, DType, Flavour, Role, Spec, Target, native_tensors
 from ortgpt.cpus import allowed_cpus
 from ortgpt.errors import BundleError, DeviceError, OptionError
 from ortgpt.manifest import GraphSpec
 
 _PROVIDERS = {Target.CPU: "CPUExecutionProvider", Target.CUDA: "CUDAExecutionProvider"}
+_DTYPES = {
+    "tensor(float)": DType.FLOAT32,
+    "tensor(float16)": DType.FLOAT16,
+    "tensor(int32)": DType.INT32,
+    "tensor(int64)": DType.INT64,
+}
 _WHEELS = ("onnxruntime", "onnxruntime-gpu")
 
 
@@ -64,6 +70,8 @@ def open_session(bundle: Bundle, *, device: str = "auto", threads: int | None = 
     options.log_severity_level = 3
     # Without VNNI the u8 × s8 kernels add pairs in 16 bits and overflow silently; this makes them exact everywhere.
     options.add_session_config_entry("session.x64quantprecision", "1")
+    if chosen.target != Target.CPU:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")  # every node on the device, or none
     provider: Any = chosen.provider if chosen.target == Target.CPU else (chosen.provider, {"device_id": chosen.index})
     try:
         handle = ort.InferenceSession(str(bundle.path / graph.file), options, providers=[provider])
@@ -84,10 +92,13 @@ def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[s
     "auto" takes the bundle's first graph whose target is among the available `providers`. Raises DeviceError when the
     device is not available, BundleError when the bundle holds no graph for it, OptionError for an unknown name.
     """
-    decoders = [graph for graph in graphs if graph.role == Role.DECODER]
-    targets = [graph.target for graph in decoders]
+    usable = [graph for graph in graphs if _is_known(graph)]
+    if not usable:
+        shown = "; ".join(f"{g.role}, {g.flavour}, {g.target}, {g.cache.kind} {g.cache.dtype} cache" for g in graphs)
+        raise BundleError(f"this version of ortgpt runs none of the bundle's graphs ({shown}); use a newer one")
+    targets = [graph.target for graph in usable]
     if device == "auto":
-        for graph in decoders:
+        for graph in usable:
             if _PROVIDERS[graph.target] in providers:
                 return Device(graph.target), graph
         raise DeviceError(
@@ -102,10 +113,21 @@ def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[s
             f"device {device} needs {chosen.provider}, but ONNX Runtime here has only {_list(providers)}; "
             f"install it with `pip install ortgpt[{chosen.target}]`, or choose another device"
         )
-    for graph in decoders:
+    for graph in usable:
         if graph.target == chosen.target:
             return chosen, graph
     raise BundleError(f"this bundle is made for {_list(targets)}, not for {chosen.target}; export it for that target")
+
+
+def _is_known(graph: GraphSpec) -> bool:
+    """Tell whether this runtime can run a graph of this kind; a bundle may hold others beside it."""
+    return (
+        graph.role == Role.DECODER
+        and graph.flavour == Flavour.NATIVE
+        and graph.target in _PROVIDERS
+        and graph.cache.kind == CacheKind.FIXED
+        and graph.cache.dtype in (DType.FLOAT32, DType.FLOAT16)
+    )
 
 
 def import_onnxruntime(minimum: str) -> ModuleType:
@@ -134,15 +156,22 @@ def import_onnxruntime(minimum: str) -> ModuleType:
 
 
 def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
-    """Compare the graph's tensors and axes with the contract, and their names with the manifest."""
-    config = bundle.config
-    inputs, outputs = native_axes(
-        n_layer=config.n_layer, n_head=config.n_head, head_dim=graph.cache.head_dim, vocab_size=config.vocab_size
+    """Compare the graph's tensors, types and axes with the contract, and their names with the manifest."""
+    config, cache = bundle.config, graph.cache
+    inputs, outputs = native_tensors(
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        head_dim=cache.head_dim,
+        vocab_size=config.vocab_size,
+        dtype=cache.dtype,
     )
-    found = {tensor.name: tuple(tensor.shape) for tensor in (*handle.get_inputs(), *handle.get_outputs())}
+    found = {
+        tensor.name: (_DTYPES.get(tensor.type, tensor.type), tuple(tensor.shape))
+        for tensor in (*handle.get_inputs(), *handle.get_outputs())
+    }
     wanted = inputs | outputs
     faults = [
-        f"{name} has axes {found.get(name, 'missing')}, expected {wanted.get(name, 'no such tensor')}"
+        f"{name} is {_shown(found.get(name))}, expected {_shown(wanted.get(name))}"
         for name in sorted(found.keys() | wanted.keys())
         if found.get(name) != wanted.get(name)
     ]
@@ -153,6 +182,10 @@ def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
             f"{bundle.path / graph.file} is not the {graph.flavour} graph of {config.n_layer} layers that the bundle "
             f"describes: {shown}"
         )
+
+
+def _shown(spec: Spec | None) -> str:
+    return "absent" if spec is None else f"{spec[0]} ({', '.join(map(str, spec[1]))})"
 
 
 def _is_installed(distribution: str) -> bool:

@@ -44,12 +44,18 @@ class Tokenizer:
         if faults:
             shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
             raise BundleError(f"{folder / File.VOCAB} and {File.MERGES} do not make a byte-level BPE: {shown}")
+        table = _translation(byte_of)
+        try:
+            tokens = [text.translate(table).encode("latin-1") for text in ranked]
+        except UnicodeEncodeError as error:
+            raise BundleError(
+                f"{folder / File.MERGES} joins to {error.object!r}, which has a letter for no byte"
+            ) from None
+        id_of_rank = [vocab[text] for text in ranked]
         ranks: dict[bytes, int] = {}
-        id_of_rank: list[int] = []
-        for text in ranked:
-            ranks.setdefault(_to_bytes(text, byte_of), len(id_of_rank))
-            id_of_rank.append(vocab[text])
-        bytes_of_id = {vocab[text]: _to_bytes(text, byte_of) for text in ranked}
+        for rank, token in enumerate(tokens):
+            ranks.setdefault(token, rank)
+        bytes_of_id = dict(zip(id_of_rank, tokens, strict=True))
         # What no merge makes is an added token: kept, and never found in plain text.
         bytes_of_id |= {token_id: text.encode() for text, token_id in vocab.items() if token_id not in bytes_of_id}
         encoding = tiktoken.Encoding(folder.name, pat_str=_SPLIT, mergeable_ranks=ranks, special_tokens={})
@@ -167,11 +173,10 @@ def _byte_of_letter() -> dict[str, int]:
     return letters | {chr(256 + index): byte for index, byte in enumerate(rest)}
 
 
-def _to_bytes(text: str, byte_of: dict[str, int]) -> bytes:
-    try:
-        return bytes(byte_of[letter] for letter in text)
-    except KeyError as error:
-        raise BundleError(f"token {text!r} of the vocabulary has {error}, which stands for no byte") from None
+def _translation(byte_of: dict[str, int]) -> dict[int, int]:
+    """Return the table that turns GPT-2's letters into Latin-1, and what is none of them into what Latin-1 lacks."""
+    foreign = {byte: 0xFFFF for byte in range(256) if chr(byte) not in byte_of}
+    return foreign | {ord(letter): byte for letter, byte in byte_of.items()}
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from ortgpt.bundle import open_bundle
 from ortgpt_exporter import ExportError, bundle_writer, export_bundle
 from ortgpt_exporter.bundle_writer import Progress
 from ortgpt_exporter.export import export_native
+from ortgpt_exporter.verify import check_names
 from ortgpt_models import GPT, ModelError
 from support import greedy_ids, random_model, write_checkpoint
 
@@ -30,7 +30,7 @@ def test_progress_counts_every_step(small_checkpoint: Path, tmp_path: Path) -> N
     seen: list[Progress] = []
     bundle = export_bundle(small_checkpoint, tmp_path / "deep" / "out", on_progress=seen.append)
     assert [progress.done for progress in seen] == list(range(14))
-    assert {progress.total for progress in seen} == {13}
+    assert {progress.total for progress in seen[1:]} == {13}
     assert seen[0].activity == "loading the checkpoint"
     assert names(tmp_path / "deep") == ["out"]
     assert bundle.path == tmp_path / "deep" / "out"
@@ -55,7 +55,6 @@ def test_a_full_disk_leaves_nothing_and_says_so_in_one_line(small_checkpoint: Pa
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
         f"from ortgpt.cli import main; main(['export', {str(small_checkpoint)!r}, '-o', {str(tmp_path / 'out')!r}])"
     )
-    assert resource.RLIMIT_FSIZE is not None
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "File too large" in done.stderr
@@ -68,7 +67,7 @@ def test_a_graph_that_fails_its_verification_is_not_written(
 ) -> None:
     def wrong(gpt: GPT) -> Any:
         other = copy.deepcopy(gpt)
-        other.get_parameter("h.1.mlp.c_fc.bias").data += 0.01
+        other.get_parameter("h.1.mlp.c_fc.bias").data += 0.1
         return export_native(other)
 
     monkeypatch.setattr(bundle_writer, "export_native", wrong)
@@ -142,6 +141,7 @@ def test_odd_shapes_export_and_generate_what_transformers_does(config: dict[str,
     model = random_model(4, **(shape | config))
     with ortgpt.load(export_bundle(folder, tmp_path / "out").path) as generator:
         room = generator.engine.config.n_positions
+        assert [check.name for check in generator.bundle.manifest.verification] == check_names(room)
         for prompt in ([1], [7, 8, 9][:room]):
             new = min(20, room - len(prompt))
             if new:

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ortgpt.tokenizer import read_merges
+from ortgpt.tokenizer import Tokenizer, read_merges
 from ortgpt_exporter import ExportError
-from ortgpt_exporter.checkpoint import find_folder, load_checkpoint, load_tokenizer, unreachable_merges
+from ortgpt_exporter.checkpoint import (
+    find_folder,
+    load_checkpoint,
+    load_tokenizer,
+    read_tokenizer_files,
+    unreachable_merges,
+)
 from ortgpt_models import ModelError
 from support import write_checkpoint, write_real_tokenizer, write_small_tokenizer
 
@@ -17,6 +23,10 @@ from support import write_checkpoint, write_real_tokenizer, write_small_tokenize
 @pytest.fixture
 def folder(small_checkpoint: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(small_checkpoint, tmp_path / "my-model"))
+
+
+def load(folder: Path) -> Tokenizer:
+    return load_tokenizer(folder, read_tokenizer_files(folder))
 
 
 def test_a_folder_gives_network_tokenizer_and_provenance(folder: Path) -> None:
@@ -43,11 +53,66 @@ def test_a_bundled_name_wins_over_a_folder(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert find_folder("austen").name == "austen"
     assert find_folder("austen").parent.name == "checkpoints"
-    assert find_folder("./austen").resolve() == tmp_path / "austen" or find_folder(tmp_path / "austen")
+    for path in ("./austen", Path("./austen"), Path("austen"), tmp_path / "austen"):
+        assert find_folder(path).resolve() == tmp_path / "austen"
     with pytest.raises(
         ModelError, match="none does not exist; expected a Hugging Face GPT-2 folder, or one of: austen"
     ):
         find_folder("none")
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlicense: 'apache-2.0'\n---\n", "apache-2.0"),
+        ("---\nlicense:\n- mit\n---\n", None),
+        ("---\nlicense:\ntags: x\n---\n", None),
+        ("no front matter\nlicense: mit\n", None),
+        ("---\nlicense: mit\n---\n\udcff", "mit"),
+    ],
+)
+def test_the_licence_of_a_model_card(folder: Path, card: str, licence: str | None) -> None:
+    (folder / "README.md").write_bytes(card.encode("utf-8", "surrogateescape"))
+    assert load_checkpoint(folder).source.licence == licence
+
+
+def test_added_tokens_are_kept(folder: Path, tmp_path: Path) -> None:
+    (folder / "added_tokens.json").write_text('{"<|pad|>": 300, "<|endoftext|>": 0}')
+    (folder / "tokenizer.json").write_text('{"added_tokens": [{"id": 301, "content": "<|sep|>", "special": true}]}')
+    tokenizer = load(folder)
+    assert tokenizer.vocab_size == 302
+    assert tokenizer.decode([300, 301]) == "<|pad|><|sep|>"
+    assert "<|sep|>" in json.loads(read_tokenizer_files(folder)["vocab.json"])
+    with pytest.raises(ExportError, match="tokenizer has 302 ids, the model only 300 rows"):
+        load_checkpoint(folder)
+    wider = write_checkpoint(tmp_path / "wider", vocab_size=302)
+    for name in ("added_tokens.json", "tokenizer.json"):
+        shutil.copy(folder / name, wider)
+    assert load_checkpoint(wider).tokenizer_vocab_size == 302
+    (folder / "added_tokens.json").write_text('{"<|pad|>": 7}')
+    with pytest.raises(ExportError, match=r"contradict vocab\.json: '<\|pad\|>' = 7"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("generation_config.json", '{"eos_token_id": [0, 300]}', "bos_token_id or eos_token_id = 300"),
+        ("generation_config.json", '{"temperature": "hot"}', r"generation_config\.json: temperature = 'hot'"),
+    ],
+)
+def test_generation_defaults_that_would_fail_later_are_refused(
+    folder: Path, name: str, content: str, reason: str
+) -> None:
+    (folder / name).write_text(content)
+    with pytest.raises(ExportError, match=reason):
+        load_checkpoint(folder)
+
+
+def test_special_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "default", bos_token_id=50256, eos_token_id=50256)
+    with pytest.raises(ExportError, match=r"= 50256 is not in the tokenizer \(accepted: 0 to 299, or null\)"):
+        load_checkpoint(folder)
 
 
 def test_a_model_smaller_than_its_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -67,14 +132,14 @@ def test_holes_in_the_vocabulary_are_refused(folder: Path) -> None:
     last = max(vocab, key=lambda token: vocab[token])
     (folder / "vocab.json").write_text(json.dumps(vocab | {last: 305}))
     with pytest.raises(ExportError, match="id 299 has no token"):
-        load_tokenizer(folder)
+        load(folder)
 
 
 def test_the_real_and_the_small_tokenizer_are_supported(tmp_path: Path) -> None:
     write_real_tokenizer(tmp_path)
-    assert load_tokenizer(tmp_path).vocab_size == 50257
+    assert load(tmp_path).vocab_size == 50257
     write_small_tokenizer(tmp_path)
-    assert load_tokenizer(tmp_path).vocab_size == 300
+    assert load(tmp_path).vocab_size == 300
 
 
 def test_merges_that_byte_ranks_cannot_reproduce_are_found(tmp_path: Path) -> None:
@@ -96,4 +161,4 @@ def test_merges_that_byte_ranks_cannot_reproduce_are_found(tmp_path: Path) -> No
     lines = [*merges, (left[1], right), odd]
     (tmp_path / "merges.txt").write_text("".join(f"{a} {b}\n" for a, b in dict.fromkeys(lines)))
     with pytest.raises(ExportError, match=r"not supported: merge .* is never reached"):
-        load_tokenizer(tmp_path)
+        load(tmp_path)

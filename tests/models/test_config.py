@@ -59,6 +59,17 @@ def test_unsupported_values_are_refused_by_name(key: str, value: Any) -> None:
     assert "accepted" in str(caught.value)
 
 
+def test_sizes_may_go_by_the_names_that_transformers_also_reads() -> None:
+    values = {"hidden_size": 60, "num_attention_heads": 5, "num_hidden_layers": 3, "max_position_embeddings": 40}
+    theirs = GPT2Config(**values)
+    ours = GPTConfig.from_dict(values)
+    assert (ours.n_embd, ours.n_head, ours.n_layer, ours.n_positions) == (60, 5, 3, 40)
+    assert (theirs.n_embd, theirs.n_head, theirs.n_layer, theirs.n_positions) == (60, 5, 3, 40)
+    assert GPTConfig.from_dict(values | {"n_embd": 60}).n_embd == 60
+    with pytest.raises(ModelError, match="n_embd = 768 and 60"):
+        GPTConfig.from_dict(values | {"n_embd": 768})
+
+
 def test_all_faults_come_in_one_message() -> None:
     with pytest.raises(ModelError, match=r"n_layer = 0.*n_positions = 'x'|n_positions = 'x'.*n_layer = 0"):
         GPTConfig(n_layer=0, n_positions="x")  # type: ignore[arg-type]

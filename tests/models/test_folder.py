@@ -26,7 +26,7 @@ def test_permissions_are_those_of_plain_files(tmp_path: Path) -> None:
     umask = os.umask(0o022)
     try:
         with write_folder(tmp_path / "out") as folder:
-            (folder / "file").touch(mode=0o600)
+            (folder / "file").touch()
     finally:
         os.umask(umask)
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o755
@@ -54,6 +54,25 @@ def test_an_existing_folder_is_kept_unless_replaced(tmp_path: Path) -> None:
         (folder / "new").touch()
     assert names(out) == ["new"]
     assert names(tmp_path) == ["out"]
+
+
+def test_a_rename_that_fails_brings_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").touch()
+    rename = Path.rename
+    for failing in ("out", ".partial"):
+
+        def fail(self: Path, target: Path, failing: str = failing) -> Path:
+            if self.name.endswith(failing):
+                raise OSError("no")
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", fail)
+        with pytest.raises(OSError, match="no"), write_folder(out, replace=True) as folder:
+            (folder / "new").touch()
+        assert names(tmp_path) == ["out"]
+        assert names(out) == ["old"]
 
 
 def test_a_file_or_a_link_is_never_replaced(tmp_path: Path) -> None:

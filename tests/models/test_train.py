@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,33 @@ def test_without_a_held_out_file_the_end_of_the_text_is_never_trained_on(text: P
     assert trained == whole[: int(len(whole) * 0.95)]
 
 
+def test_the_held_out_end_may_span_several_texts(text: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("the rightful property", encoding="utf-8")
+    corpus = read_corpus([text, other], None, RECIPE)
+    whole = text.read_text() + other.read_text()
+    cut = int(len(whole) * 0.95)
+    assert corpus.held_out_bytes == len(whole[cut:].encode())
+    assert corpus.tokenizer.decode(corpus.train_ids.tolist(), skip_special_tokens=True) == whole[:cut]
+    assert corpus.train_ids.tolist().count(corpus.end_of_text_id) == 1
+
+
+def test_a_full_disk_is_an_os_error_and_leaves_no_state(text: Path, tmp_path: Path) -> None:
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "from ortgpt.cli import main; main(sys.argv[1:])"
+    )
+    shape = ["--n-layer", "1", "--n-head", "2", "--n-embd", "32", "--n-positions", "16", "--vocab-size", "300"]
+    for every in ("1", "9"):  # a state is too large, or the checkpoint is
+        args = ["train", str(text), "-o", str(tmp_path / "out"), *shape, "--steps", "2", "--save-every", every]
+        done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "File too large" in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not [path for path in tmp_path.rglob("*") if path.is_file() and path != text]
+
+
 def test_learning_rate_warms_up_and_falls_to_zero() -> None:
     recipe = Recipe(steps=110, warmup_steps=10, learning_rate=1.0)
     assert [recipe.learning_rate_at(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
@@ -129,6 +158,8 @@ def test_unusable_text_is_refused(tmp_path: Path, content: bytes, reason: str) -
 def test_unusable_recipes_are_refused_by_name(text: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"vocab_size = 100.*steps = 0.*learning_rate = 0"):
         Recipe(vocab_size=100, steps=0, learning_rate=0.0)
+    with pytest.raises(ModelError, match="seed = 4294967296"):
+        Recipe(seed=2**32)
     with pytest.raises(ModelError, match="n_embd = 30 with n_head = 4"):
         Recipe(n_embd=30)
     (tmp_path / "out").mkdir()

@@ -91,6 +91,12 @@ def test_a_head_equal_to_the_embedding_is_taken_and_another_refused(folder: Path
         load_gpt(folder)
 
 
+def test_a_tensor_with_and_without_prefix_is_a_fault(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors | {"ln_f.bias": torch.ones(48)})
+    with pytest.raises(ModelError, match=r"ln_f\.bias is there with and without 'transformer\.'"):
+        load_gpt(folder)
+
+
 def test_missing_and_damaged_files(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json in"):
         load_config(tmp_path)

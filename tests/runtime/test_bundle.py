@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ortgpt
-from ortgpt import BundleError, BundleNotFoundError
+from ortgpt import BundleError, BundleNotFoundError, EngineError
 from ortgpt.bundle import open_bundle, seal_bundle, sha256_of
 from ortgpt.contract import File
 
@@ -127,8 +127,8 @@ def test_a_bit_flipped_in_the_manifest_is_noticed(bundle: Path) -> None:
         (lambda m: m["architecture"].update(norm="post"), "architecture.norm = 'post'"),
         (lambda m: m["tokenizer"].update(kind="wordpiece"), "tokenizer.kind = 'wordpiece'"),
         (lambda m: m.update(graphs=[]), r"graphs = \[\]"),
-        (lambda m: m["graphs"][0].update(flavour="magic"), r"graphs\[0\].flavour = 'magic'"),
-        (lambda m: m["graphs"][0]["cache"].update(kind="paged"), r"graphs\[0\].cache.kind = 'paged'"),
+        (lambda m: m["graphs"][0].update(flavour=7), r"graphs\[0\].flavour = 7"),
+        (lambda m: m["graphs"][0]["cache"].update(kind=None), r"graphs\[0\].cache.kind = None"),
         (lambda m: m["graphs"][0].update(inputs=[1]), r"graphs\[0\].inputs"),
         (lambda m: m.update(masked_tokens=-1), "masked_tokens = -1"),
         (lambda m: m.update(minimum_onnxruntime="new"), "minimum_onnxruntime = 'new'"),
@@ -176,15 +176,17 @@ def test_what_a_newer_minor_version_adds_is_ignored(bundle: Path) -> None:
     ],
 )
 def test_hostile_json_is_refused(bundle: Path, text: str, reason: str) -> None:
-    for name in ("ortgpt.json", "generation_config.json"):
-        path = bundle / name
-        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    for name in ("generation_config.json", "vocab.json", "config.json", "ortgpt.json"):
+        whole = (bundle / name).read_bytes()
+        (bundle / name).write_bytes(text.encode("utf-8", "surrogatepass"))
         if name != "ortgpt.json":
             seal_bundle(bundle)
         with pytest.raises(BundleError, match=reason):
             ortgpt.load(bundle)
-        shutil.copy(bundle / "config.json", path)
-        break
+        (bundle / name).write_bytes(whole)
+        if name != "ortgpt.json":
+            seal_bundle(bundle)
+    ortgpt.load(bundle).close()
 
 
 def test_bad_values_in_config_json_are_named(bundle: Path) -> None:
@@ -193,6 +195,64 @@ def test_bad_values_in_config_json_are_named(bundle: Path) -> None:
     seal_bundle(bundle)
     with pytest.raises(BundleError, match=r"n_layer = 0.*vocab_size = 'x'.*eos_token_id = 1\.5"):
         open_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: m["graphs"][0].update(flavour="magic"), "runs none of the bundle's graphs .*magic"),
+        (lambda m: m["graphs"][0]["cache"].update(kind="paged"), "runs none of the bundle's graphs .*paged"),
+        (lambda m: m["graphs"][0].update(target="coreml"), "runs none of the bundle's graphs .*coreml"),
+        (
+            lambda m: m["graphs"][0]["cache"].update(dtype="float16"),
+            r"values\.0\.key is float32 .*expected float16",
+        ),
+        (lambda m: m["graphs"][0]["cache"].update(head_dim=12), r"past_key_values\.0\.key is .*16\), expected .*12\)"),
+        (lambda m: m["graphs"][0]["inputs"].pop(), r"past_key_values\.1\.value differs from the manifest"),
+        (lambda m: m.update(masked_tokens=5000), "300 ids, but the model has 300 rows of which 5000 are masked"),
+    ],
+)
+def test_a_graph_that_is_not_what_the_manifest_says_is_refused(
+    bundle: Path, change: Callable[[dict[str, Any]], None], reason: str
+) -> None:
+    edit_manifest(bundle, change)
+    with pytest.raises(BundleError, match=reason):
+        ortgpt.load(bundle)
+
+
+def test_a_failure_of_onnxruntime_is_an_error_of_ours(bundle: Path) -> None:
+    config = json.loads((bundle / "config.json").read_text())
+    (bundle / "config.json").write_text(json.dumps(config | {"n_positions": 4096}))  # the graph has 64
+    seal_bundle(bundle)
+    with ortgpt.load(bundle) as generator, pytest.raises(EngineError, match="ONNX Runtime failed"):
+        generator.generate([1] * 100, max_new_tokens=1)
+
+
+def test_generation_defaults_that_are_not_accepted_are_the_bundles_fault(bundle: Path) -> None:
+    (bundle / "generation_config.json").write_text('{"temperature": "hot"}')
+    seal_bundle(bundle)
+    with pytest.raises(BundleError, match=r"generation_config\.json: temperature = 'hot'"):
+        ortgpt.load(bundle)
+
+
+def test_sealing_keeps_what_a_newer_version_wrote(bundle: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["format"]["minor"] = 7
+        manifest["colour"] = manifest["graphs"][0]["colour"] = "blue"
+
+    edit_manifest(bundle, change)
+    (bundle / "generation_config.json").write_text("{}")
+    assert seal_bundle(bundle) == ["generation_config.json"]
+    values = json.loads((bundle / "ortgpt.json").read_text())
+    assert (values["colour"], values["graphs"][0]["colour"]) == ("blue", "blue")
+    assert open_bundle(bundle).manifest.minor == 7
+
+
+def test_sealing_reads_nothing_outside_the_bundle(bundle: Path) -> None:
+    edit_manifest(bundle, lambda m: m["files"].update({"../x": {"size": 1, "sha256": "0" * 64}}))
+    (bundle.parent / "x").write_text("x")
+    with pytest.raises(BundleError, match="not a plain file name"):
+        seal_bundle(bundle)
 
 
 def test_a_graph_of_another_shape_is_refused(bundle: Path) -> None:

@@ -186,8 +186,11 @@ def test_bad_prompts_are_refused(small: ortgpt.Generator, prompt: Any, reason: s
 def test_bad_calls_are_refused(small: ortgpt.Generator) -> None:
     with pytest.raises(PromptError, match="at least one"):
         small.generate_batch([])
-    with pytest.raises(PromptError, match="one text"):
-        small.generate_batch("text")
+    for prompts in ("text", None, 5):
+        with pytest.raises(PromptError, match="accepted: a list of prompts"):
+            small.generate_batch(prompts)  # type: ignore[arg-type]
+    assert len(small.generate_batch(iter(["a", "b"]), max_new_tokens=1)) == 2
+    assert len(small.generate_batch(np.array([[1, 2], [3, 4]]), max_new_tokens=1)) == 2
     with pytest.raises(UnknownOptionError, match="max_tokens"):
         small.generate("x", max_tokens=3)
     with pytest.raises(OptionError, match="eos_token_id = 300"):

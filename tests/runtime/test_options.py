@@ -38,7 +38,7 @@ def test_what_turns_sampling_on(keywords: dict[str, Any], samples: bool) -> None
 def test_defaults_are_the_documented_ones() -> None:
     assert resolve() == ResolvedOptions(
         do_sample=False, temperature=1.0, top_k=50, top_p=1.0, repetition_penalty=1.0, max_new_tokens=None,
-        min_new_tokens=0, stop=(), eos_token_ids=frozenset({0}), seed=None,
+        usual_new_tokens=128, min_new_tokens=0, stop=(), eos_token_ids=frozenset({0}), seed=None,
     )  # fmt: skip
 
 
@@ -51,7 +51,8 @@ def test_defaults_are_the_documented_ones() -> None:
         ({"top_p": 1.01}, ["top_p = 1.01", "0 to 1"]),
         ({"top_k": -1}, ["top_k = -1"]),
         ({"top_k": 2.5}, ["top_k = 2.5", "integer"]),
-        ({"repetition_penalty": 0}, ["repetition_penalty = 0", "above 0"]),
+        ({"repetition_penalty": 0}, ["repetition_penalty = 0", "0.001 to 1000"]),
+        ({"repetition_penalty": 1e-40}, ["repetition_penalty = 1e-40"]),
         ({"max_new_tokens": 0}, ["max_new_tokens = 0", "1 or more"]),
         ({"max_new_tokens": True}, ["max_new_tokens = True"]),
         ({"min_new_tokens": -1}, ["min_new_tokens = -1"]),
@@ -93,13 +94,8 @@ def test_keywords_win_over_the_object_and_the_object_over_the_bundle() -> None:
     bundle = GenerationOptions(do_sample=True, temperature=0.5, top_k=7, max_new_tokens=9, eos_token_id=3)
     options = GenerationOptions(temperature=0.6, top_p=0.9)
     found = GenerationOptions.make(options, {"top_p": 0.8}).resolve(bundle)
-    assert (found.do_sample, found.temperature, found.top_p, found.top_k, found.max_new_tokens) == (
-        True,
-        0.6,
-        0.8,
-        7,
-        9,
-    )
+    assert (found.do_sample, found.temperature, found.top_p, found.top_k) == (True, 0.6, 0.8, 7)
+    assert (found.max_new_tokens, found.usual_new_tokens) == (None, 9)
     assert found.eos_token_ids == {3}
 
 
@@ -118,14 +114,29 @@ def test_default_length_is_what_the_context_leaves() -> None:
     assert options.new_tokens_for(1000, 1024) == 24
     assert options.new_tokens_for(2000, 1024) == 1
     assert resolve(max_new_tokens=500).new_tokens_for(10, 64) == 500
+    bundle = GenerationOptions(max_new_tokens=60, min_new_tokens=60, eos_token_id=0)
+    assert [resolve(bundle).new_tokens_for(prompt, 64) for prompt in (3, 10)] == [60, 54]
+    assert resolve(bundle, max_new_tokens=5).new_tokens_for(10, 64) == 5
 
 
 def test_seeds_by_row() -> None:
     assert resolve(seed=5).seeds_for(3) == [5, 5, 5]
     assert resolve(seed=[1, 2, 3]).seeds_for(3) == [1, 2, 3]
     assert resolve().seeds_for(2) == [None, None]
-    with pytest.raises(OptionError, match="seed has 2 values for 3 rows"):
-        resolve(seed=(1, 2)).seeds_for(3)
+    assert resolve(seed=np.array([4, 5])).seeds_for(2) == [4, 5]
+    for seeds in ((1, 2), np.array([1, 2]), iter([1, 2])):
+        with pytest.raises(OptionError, match="seed has 2 values for 3 rows"):
+            resolve(seed=seeds).seeds_for(3)
+
+
+def test_lists_arrays_and_generators_are_read_once() -> None:
+    for stop in (["a", "b"], ("a", "b"), iter(["a", "b"]), (text for text in "ab")):
+        assert resolve(stop=stop).stop == ("a", "b")
+    for eos in ([1, 2], np.array([1, 2]), (token_id for token_id in (1, 2)), {1, 2}):
+        assert resolve(eos_token_id=eos).eos_token_ids == {1, 2}
+    options = GenerationOptions(stop=(text for text in "ab"))
+    assert [options.resolve(NO_DEFAULTS).stop for _ in range(2)] == [("a", "b")] * 2
+    assert resolve(stop=[], eos_token_id=[]).eos_token_ids == frozenset()
 
 
 def test_numpy_numbers_are_numbers() -> None:
@@ -140,7 +151,7 @@ def test_generation_config_supplies_defaults_and_names_what_it_cannot(caplog: py
     }  # fmt: skip
     with caplog.at_level(logging.WARNING):
         found = read_generation_config(values, (9,))
-    assert found == GenerationOptions(do_sample=True, temperature=0.7, eos_token_id=[1, 2])
+    assert found == GenerationOptions(do_sample=True, temperature=0.7, eos_token_id=(1, 2))
     assert "num_beams = 4" in caplog.text
     assert "transformers_version" not in caplog.text
     assert read_generation_config({}, (9,)).eos_token_id == (9,)

@@ -24,7 +24,8 @@ BOTH = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 def graphs(small_bundle: Path) -> dict[str, GraphSpec]:
     (cpu,) = open_bundle(small_bundle).manifest.graphs
     cuda = replace(cpu, target="cuda", file="cuda.onnx", cache=replace(cpu.cache, dtype="float16"))
-    return {"cpu": cpu, "cuda": cuda, "prefill": replace(cpu, role="prefill", file="prefill.onnx")}
+    foreign = replace(cpu, flavour="portable", target="coreml", file="f.onnx", cache=replace(cpu.cache, kind="growing"))
+    return {"cpu": cpu, "cuda": cuda, "prefill": replace(cpu, role="prefill", file="prefill.onnx"), "foreign": foreign}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def graphs(small_bundle: Path) -> dict[str, GraphSpec]:
         (["cuda", "cpu"], "cpu", BOTH, Device("cpu")),
         (["cpu", "cuda"], "cuda", BOTH, Device("cuda", 0)),
         (["cpu", "cuda"], "cuda:3", BOTH, Device("cuda", 3)),
-        (["prefill", "cpu"], "auto", CPU, Device("cpu")),
+        (["prefill", "foreign", "cpu"], "auto", CPU, Device("cpu")),
     ],
 )
 def test_the_graph_for_a_device(
@@ -56,7 +57,14 @@ def test_the_graph_for_a_device(
         (["cpu"], "cuda", BOTH, BundleError, "made for cpu, not for cuda"),
         (["cuda"], "cpu", BOTH, BundleError, "made for cuda, not for cpu"),
         (["cuda"], "auto", CPU, DeviceError, "made for cuda, but ONNX Runtime here has only CPU"),
-        (["prefill"], "auto", CPU, DeviceError, "made for nothing"),
+        (
+            ["prefill"],
+            "auto",
+            CPU,
+            BundleError,
+            r"runs none of the bundle's graphs \(prefill, native, cpu, fixed float32",
+        ),
+        (["foreign"], "cpu", CPU, BundleError, "none of the bundle's graphs .*portable, coreml, growing"),
         (["cpu"], "gpu", CPU, OptionError, "device = 'gpu' .*auto, cpu, cuda, cuda:N"),
         (["cpu"], "cuda:", BOTH, OptionError, "device = 'cuda:'"),
         (["cpu"], "cpu:0", BOTH, OptionError, "device = 'cpu:0'"),
@@ -87,7 +95,7 @@ def test_a_second_graph_is_part_of_the_contract(small_bundle: Path, graphs: dict
     promise = {"kind": "bounded", "logit_bound": 0.2, "flips_per_1000_tokens": 0.5}
     wider = replace(
         manifest,
-        graphs=(*manifest.graphs, graphs["prefill"], graphs["cuda"]),
+        graphs=(*manifest.graphs, graphs["prefill"], graphs["foreign"], graphs["cuda"]),
         precision=replace(manifest.precision, dtype="int8", recipe="w8a8", parameters={"block": 128}, promise=promise),
     )
     again = Manifest.from_values(json.loads(wider.to_json()))
@@ -104,6 +112,7 @@ def test_a_session_that_fell_back_is_refused(small_bundle: Path, monkeypatch: py
     class Fallen:
         def __init__(self, *args: object, **keywords: object) -> None:
             assert keywords["providers"] == [("CUDAExecutionProvider", {"device_id": 1})]
+            assert args[1].get_session_config_entry("session.disable_cpu_ep_fallback") == "1"  # type: ignore[attr-defined]
 
         def get_providers(self) -> list[str]:
             return CPU
