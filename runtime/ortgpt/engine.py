@@ -71,8 +71,8 @@ class Engine:
             if prompt + new > n_positions:
                 fit = f"at most {n_positions - prompt} new tokens fit" if prompt < n_positions else "shorten the prompt"
                 raise ContextLengthError(
-                    f"row {index}: a prompt of {prompt} tokens and {new} new ones (max_new_tokens) exceed the context "
-                    f"of {n_positions} tokens; {fit}"
+                    f"row {index}: a prompt of {prompt} tokens and {new} new ones exceed the context of {n_positions} "
+                    f"tokens; {fit}"
                 )
 
     def generate(self, rows: Sequence[Row], timings: Timings | None = None) -> Iterator[list[int]]:

@@ -279,12 +279,15 @@ class _Writer:
 def make_pick(options: ResolvedOptions, prompt_ids: Sequence[int], seed: int | None) -> Pick:
     """Return the function that picks a row's next token: processors in the order of `transformers`, then the draw."""
     rng = np.random.default_rng(seed) if options.do_sample else None
-    penalized = np.unique(np.asarray(prompt_ids, np.int64)) if options.repetition_penalty != 1.0 else None
+    seen = set(prompt_ids)
+    penalized = np.array(sorted(seen), np.int64)
 
     def pick(logits: Logits, new_ids: Sequence[int]) -> int:
         nonlocal penalized
-        if penalized is not None:
-            penalized = np.union1d(penalized, new_ids[-1:]).astype(np.int64)
+        if options.repetition_penalty != 1.0:
+            if new_ids and new_ids[-1] not in seen:
+                seen.add(new_ids[-1])
+                penalized = np.append(penalized, new_ids[-1])
             sampling.penalize_repetition(logits, penalized, options.repetition_penalty)
         if len(new_ids) < options.min_new_tokens:
             sampling.forbid(logits, options.eos_token_ids)

@@ -134,6 +134,7 @@ class GenerationOptions:
             repetition_penalty=1.0 if merged["repetition_penalty"] is None else float(merged["repetition_penalty"]),
             max_new_tokens=self.max_new_tokens,
             usual_new_tokens=defaults.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
+            least_new_tokens=self.min_new_tokens or 1,
             min_new_tokens=merged["min_new_tokens"] or 0,
             stop=tuple(self.stop or ()),
             eos_token_ids=frozenset(merged["eos_token_id"] or ()),
@@ -154,7 +155,8 @@ class GenerationOptions:
 class ResolvedOptions:
     """Options with every choice made.
 
-    `max_new_tokens` is what the call asked for; where that is None, `usual_new_tokens` or what the context leaves.
+    `max_new_tokens` is what the call asked for; where that is None, `usual_new_tokens` or what the context leaves, but
+    no fewer than `least_new_tokens`, which the call asked for too.
     """
 
     do_sample: bool
@@ -164,6 +166,7 @@ class ResolvedOptions:
     repetition_penalty: float
     max_new_tokens: int | None
     usual_new_tokens: int
+    least_new_tokens: int
     min_new_tokens: int
     stop: tuple[str, ...]
     eos_token_ids: frozenset[int]
@@ -173,7 +176,7 @@ class ResolvedOptions:
         """Return how many tokens to generate at most after a prompt of `prompt_tokens`."""
         if self.max_new_tokens is not None:
             return self.max_new_tokens
-        return max(1, min(self.usual_new_tokens, n_positions - prompt_tokens))
+        return max(self.least_new_tokens, min(self.usual_new_tokens, n_positions - prompt_tokens))
 
     def seeds_for(self, row_count: int) -> list[int | None]:
         """Return one seed a row. Raises OptionError when a list of seeds has another length."""

@@ -56,9 +56,12 @@ class Tokenizer:
         for rank, token in enumerate(tokens):
             ranks.setdefault(token, rank)
         bytes_of_id = dict(zip(id_of_rank, tokens, strict=True))
-        # What no merge makes is an added token: kept, and never found in plain text.
-        bytes_of_id |= {token_id: text.encode() for text, token_id in vocab.items() if token_id not in bytes_of_id}
-        encoding = tiktoken.Encoding(folder.name, pat_str=_SPLIT, mergeable_ranks=ranks, special_tokens={})
+        # What no merge makes is an added token: kept, and found in a text only on request.
+        added = sorted((token_id, text) for text, token_id in vocab.items() if token_id not in bytes_of_id)
+        bytes_of_id |= {token_id: text.encode() for token_id, text in added}
+        special = {text: len(id_of_rank) + index for index, (_, text) in enumerate(added)}
+        id_of_rank += [token_id for token_id, _ in added]
+        encoding = tiktoken.Encoding(folder.name, pat_str=_SPLIT, mergeable_ranks=ranks, special_tokens=special)
         same = id_of_rank == list(range(len(id_of_rank)))
         return cls(encoding, None if same else id_of_rank, bytes_of_id)
 
@@ -71,11 +74,14 @@ class Tokenizer:
         """Return the ids below vocab_size that stand for nothing."""
         return [token_id for token_id in range(self.vocab_size) if token_id not in self._bytes_of_id]
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`; the names of special tokens in it are plain text."""
+    def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
+        """Return the ids of `text`; the names of special tokens in it are plain text unless `special_tokens` is set."""
         if not isinstance(text, str):
             raise PromptError(f"text is a {type(text).__name__} (accepted: str)")
-        ranks = self._encoding.encode_ordinary(text)
+        if special_tokens:
+            ranks = self._encoding.encode(text, allowed_special="all")
+        else:
+            ranks = self._encoding.encode_ordinary(text)
         return ranks if self._id_of_rank is None else [self._id_of_rank[rank] for rank in ranks]
 
     def decode(self, token_ids: Iterable[int]) -> str:

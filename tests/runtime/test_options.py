@@ -38,7 +38,7 @@ def test_what_turns_sampling_on(keywords: dict[str, Any], samples: bool) -> None
 def test_defaults_are_the_documented_ones() -> None:
     assert resolve() == ResolvedOptions(
         do_sample=False, temperature=1.0, top_k=50, top_p=1.0, repetition_penalty=1.0, max_new_tokens=None,
-        usual_new_tokens=128, min_new_tokens=0, stop=(), eos_token_ids=frozenset({0}), seed=None,
+        usual_new_tokens=128, least_new_tokens=1, min_new_tokens=0, stop=(), eos_token_ids=frozenset({0}), seed=None,
     )  # fmt: skip
 
 
@@ -117,6 +117,8 @@ def test_default_length_is_what_the_context_leaves() -> None:
     bundle = GenerationOptions(max_new_tokens=60, min_new_tokens=60, eos_token_id=0)
     assert [resolve(bundle).new_tokens_for(prompt, 64) for prompt in (3, 10)] == [60, 54]
     assert resolve(bundle, max_new_tokens=5).new_tokens_for(10, 64) == 5
+    assert resolve(min_new_tokens=200).new_tokens_for(10, 1024) == 200
+    assert resolve(min_new_tokens=60).new_tokens_for(10, 64) == 60  # which does not fit, as the engine will say
 
 
 def test_seeds_by_row() -> None:

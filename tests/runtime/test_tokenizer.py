@@ -123,7 +123,12 @@ def test_added_tokens_are_kept_and_plain_text_in_a_prompt(tmp_path: Path) -> Non
     assert 50257 not in ours.encode("a <|pad|> b")
     theirs = oracle(tmp_path)
     theirs.add_tokens([AddedToken("<|pad|>", special=True)])
-    assert ours.encode("a <|pad|> b") == their_ids(theirs, "a <|pad|> b")
+    text = "a <|pad|> b<|endoftext|>"
+    assert ours.encode(text) == their_ids(theirs, text)
+    theirs.split_special_tokens = False
+    found = ours.encode(text, special_tokens=True)
+    assert found == theirs(text, add_special_tokens=False)["input_ids"]
+    assert {50256, 50257} <= set(found)
 
 
 @pytest.mark.parametrize("token_id", [-1, 50257, 10**9])
