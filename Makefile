@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+OLDEST := $(VENV)-oldest
 PINS := pyproject.toml constraints.txt
 
 CHECKPOINT ?= austen
@@ -20,7 +21,7 @@ override CHECKPOINT := $(value CHECKPOINT)
 override PROMPT := $(value PROMPT)
 export CHECKPOINT DTYPE OUT PROMPT
 
-.PHONY: help setup setup-dev demo export generate bench lint type test clean
+.PHONY: help setup setup-dev demo export generate bench lint type test test-oldest clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -73,6 +74,16 @@ type: $(VENV)/.setup-dev  ## Check types
 
 test: $(VENV)/.setup-dev  ## Run the tests
 	@$(BIN)/pytest
+
+test-oldest: export $(OLDEST)/.setup  ## Run the runtime on its oldest dependencies; it must give the same tokens
+	@diff <($(BIN)/python tests/greedy.py "$$OUT") <($(OLDEST)/bin/python tests/greedy.py "$$OUT")
+	@echo "the oldest dependencies give the same tokens"
+
+$(OLDEST)/.setup: pyproject.toml constraints-oldest.txt
+	@echo "Installing into $(OLDEST) ..." >&2
+	@$(PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints-oldest.txt -e '.[cpu]'
+	@touch $@
 
 clean:  ## Remove what was built; keeps $(VENV)
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
