@@ -135,7 +135,7 @@ def info(bundle: Path, as_json: bool) -> None:
         "weights from": f"{record.source.id}, licence {record.source.licence or 'not stated'}",
         "weights sha256": record.source.sha256,
         "onnxruntime": f"{record.minimum_onnxruntime} or newer",
-        "size": f"{record.size_bytes:,} bytes",
+        "size in bytes": f"{record.size_bytes:,}",
     }
     lines |= {f"  {name}": f"{size:,}" for name, size in record.file_sizes_bytes.items()}
     for graph in record.graphs:
