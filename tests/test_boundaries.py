@@ -102,8 +102,8 @@ def values(*groups: type) -> set[str]:
 
 
 TENSORS = values(contract.Tensor) | {contract.File.MANIFEST, contract.File.MODEL}
-# "id" is a key of tokenizer.json too.
-KEYS = values(contract.Key, contract.Axis) - {"id"}
+# "id" is a key of tokenizer.json too; "sha256" and "size" are what load(verify=...) takes.
+KEYS = values(contract.Key, contract.Axis) - {"id", "sha256", "size"}
 # The models know no bundle; "dtype", say, is there a key of Hugging Face's config.json.
 OF_CONTRACT = {RUNTIME: TENSORS | KEYS, EXPORTER: TENSORS | KEYS, MODELS: TENSORS}
 
