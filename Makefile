@@ -16,10 +16,11 @@ CHECKPOINT ?= austen
 DTYPE ?= float32
 OUT ?= build/$(notdir $(CHECKPOINT:/=))-$(DTYPE)
 PROMPT ?= It is a truth universally acknowledged,
-# Recipes read these from the environment, as they were typed: quotes, spaces and dollar signs in them are harmless.
-override CHECKPOINT := $(value CHECKPOINT)
-override PROMPT := $(value PROMPT)
-export CHECKPOINT DTYPE OUT PROMPT
+# What was typed is taken as typed, and recipes read it from the environment: quotes, spaces and dollar signs in it are
+# harmless.
+GIVEN := $(filter command environment,$(origin CHECKPOINT))
+$(foreach name,CHECKPOINT DTYPE OUT PROMPT,$(if $(filter file,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
+export CHECKPOINT DTYPE OUT PROMPT GIVEN
 
 .PHONY: help setup setup-dev demo export generate bench lint type test test-oldest clean
 
@@ -43,24 +44,29 @@ $(VENV)/.setup-dev: $(PINS) $(VENV)/.setup
 	@$(PIP) install -c constraints.txt -e '.[cpu,export,dev]'
 	@touch $@
 
-setup-dev: $(VENV)/.setup-dev
+setup-dev: $(VENV)/.setup-dev  ## Install what the tests need, too
 
-demo: export  ## Export the bundled model and let it write a text
-	@$(BIN)/ortgpt generate "$$OUT" "$$PROMPT" --echo --max-new-tokens 160 --temperature 0.8 --top-p 0.95 --seed 1
+demo: $(VENV)/.setup  ## Export the bundled model and let it write a text
+	@$(MAKE) export CHECKPOINT=austen DTYPE=float32 OUT=build/austen-float32
+	@$(BIN)/ortgpt generate build/austen-float32 --echo --max-new-tokens 160 --temperature 0.8 --top-p 0.95 --seed 1 \
+		-- "$$PROMPT"
 
+# Beside OUT a file says what it was made from: the folder's path, and a hash of its files and of this toolkit.
 export: $(VENV)/.setup  ## Export CHECKPOINT=folder to OUT=folder (DTYPE=float32), unless that is done
 	@folder=$$CHECKPOINT; [ "$$folder" != austen ] || folder=models/ortgpt_models/checkpoints/austen; \
 	made="$$(dirname "$$OUT")/.$$(basename "$$OUT").made"; from="$$(realpath "$$folder" 2>/dev/null || true) $$DTYPE"; \
-	if [ -f "$$OUT/ortgpt.json" ] && [ -f "$$made" ] && [ "$$(cat "$$made")" != "$$from" ]; then \
-		echo "$$OUT was made from $$(cat "$$made"), not from $$from: name another OUT=, or remove it" >&2; exit 1; fi; \
-	if [ -f "$$OUT/ortgpt.json" ] && [ -f "$$made" ] && [ -d "$$folder" ] && \
-		[ -z "$$(find "$$folder" exporter models runtime -type f ! -name '*.pyc' -newercm "$$made" -print -quit)" ]; \
+	hash="$$(find -L "$$folder" exporter models runtime -type f ! -name '*.pyc' -print0 2>/dev/null | sort -z | \
+		xargs -0 sha256sum | sha256sum)"; \
+	if [ -f "$$OUT/ortgpt.json" ] && [ -f "$$made" ] && [ "$$(head -n 1 "$$made")" != "$$from" ]; then \
+		echo "$$OUT was made from $$(head -n 1 "$$made"), not from $$from: name another OUT=" >&2; exit 1; fi; \
+	if [ -f "$$OUT/ortgpt.json" ] && [ -f "$$made" ] && [ "$$(tail -n 1 "$$made")" = "$$hash" ]; \
 	then echo "$$OUT is up to date" >&2; \
 	else $(BIN)/ortgpt export "$$CHECKPOINT" -o "$$OUT" --dtype "$$DTYPE" $$([ ! -f "$$made" ] || echo --force); \
-		echo "$$from" > "$$made"; fi
+		printf '%s\n' "$$from" "$$hash" > "$$made"; fi
 
-generate: export  ## Continue PROMPT="..." with the bundle OUT=folder
-	@$(BIN)/ortgpt generate "$$OUT" "$$PROMPT" --echo --temperature 0.8 --top-p 0.95
+generate: $(VENV)/.setup  ## Continue PROMPT="..." with the bundle OUT=folder (exported first, where CHECKPOINT= is given)
+	@if [ -n "$$GIVEN" ] || [ ! -f "$$OUT/ortgpt.json" ]; then $(MAKE) export; fi
+	@$(BIN)/ortgpt generate "$$OUT" --echo --temperature 0.8 --top-p 0.95 -- "$$PROMPT"
 
 bench: $(VENV)/.setup-dev  ## Compare with transformers on this machine (a random GPT-2 small, minutes)
 	@$(BIN)/python benchmarks/against_transformers.py
@@ -75,8 +81,9 @@ type: $(VENV)/.setup-dev  ## Check types
 test: $(VENV)/.setup-dev  ## Run the tests
 	@$(BIN)/pytest
 
-test-oldest: export $(OLDEST)/.setup  ## Run the runtime on its oldest dependencies; it must give the same tokens
-	@diff <($(BIN)/python tests/greedy.py "$$OUT") <($(OLDEST)/bin/python tests/greedy.py "$$OUT")
+test-oldest: $(VENV)/.setup $(OLDEST)/.setup  ## Run the runtime on its oldest dependencies; it must give the same tokens
+	@$(MAKE) export CHECKPOINT=austen DTYPE=float32 OUT=build/austen-float32
+	@diff <($(BIN)/python tests/greedy.py build/austen-float32) <($(OLDEST)/bin/python tests/greedy.py build/austen-float32)
 	@echo "the oldest dependencies give the same tokens"
 
 $(OLDEST)/.setup: pyproject.toml constraints-oldest.txt

@@ -122,3 +122,18 @@ def test_the_bundled_model_equals_transformers_and_knows_its_period(austen_bundl
         assert len(words) > 80
         assert len(set(words)) > 50
         assert np.mean([word.isascii() for word in words]) == 1.0
+
+
+def test_prompts_around_the_attention_block_equal_their_solo_prefill_to_the_bit(austen_bundle: Path) -> None:
+    random = np.random.default_rng(0)
+    with ortgpt.load(austen_bundle) as generator:
+        engine = generator.engine
+        for length in (1, 2, 63, 64, 65, 127, 128, 129, 130, 200):
+            rows = [random.integers(4096, size=size).tolist() for size in (length, length + 7, 3)]
+            alone = engine.prefill(engine.new_cache(1, length), rows[:1])[0]
+            assert np.array_equal(engine.prefill(engine.new_cache(3, length + 7), rows)[0], alone)
+            assert np.array_equal(engine.prefill(engine.new_cache(2, length), [rows[0], rows[2]])[0], alone)
+            model = GPT2LMHeadModel.from_pretrained(find_folder("austen"), dtype=torch.float32).eval()
+            with torch.no_grad():
+                want = model(torch.tensor(rows[:1])).logits[0, -1].numpy()
+            assert np.abs(alone[0] - want).max() <= 1e-4 * np.abs(want).max()

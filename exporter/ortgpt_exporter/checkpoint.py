@@ -23,6 +23,10 @@ from ortgpt_models import GPT, ModelError, load_gpt
 from ortgpt_models.weights import CONFIG_FILE, WEIGHTS_FILE
 
 BUNDLED = ("austen",)
+_TOKENIZER_JSON = "tokenizer.json"
+_ADDED_TOKENS_JSON = "added_tokens.json"
+# Settings of a BPE in tokenizer.json that GPT-2 leaves off.
+_BPE_VARIANTS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +80,22 @@ def find_folder(name: str | Path) -> Path:
 
 
 def read_tokenizer_files(folder: Path) -> dict[str, str]:
-    """Return the text of vocab.json and merges.txt, with tokens that were added to the tokenizer in the vocabulary.
+    """Return the text of vocab.json and merges.txt, added tokens in the vocabulary; from tokenizer.json if need be.
 
-    Raises ExportError when a file is missing, or an added token takes the id of another.
+    Raises ExportError when files are missing or of another kind, or an added token takes the id of another.
     """
-    for file in (File.VOCAB, File.MERGES):
-        if not (folder / file).is_file():
-            raise ExportError(
-                f"no {file} in {folder}; expected a GPT-2 tokenizer as {File.VOCAB} and {File.MERGES} (a "
-                "tokenizer.json yields them by `tokenizers.Tokenizer.from_file('tokenizer.json').model.save('.')`)"
-            )
-    files = {file: (folder / file).read_text(encoding="utf-8") for file in (File.VOCAB, File.MERGES)}
-    vocab = read_vocab(folder / File.VOCAB)
+    missing = [file for file in (File.VOCAB, File.MERGES) if not (folder / file).is_file()]
+    if not missing:
+        files = {file: (folder / file).read_text(encoding="utf-8") for file in (File.VOCAB, File.MERGES)}
+        vocab = read_vocab(folder / File.VOCAB)
+    elif (folder / _TOKENIZER_JSON).is_file():
+        vocab, merges = _read_tokenizer_json(folder / _TOKENIZER_JSON)
+        files = {File.VOCAB: json.dumps(vocab, ensure_ascii=False), File.MERGES: merges}
+    else:
+        raise ExportError(
+            f"no {' and no '.join(missing)} in {folder}; expected a GPT-2 tokenizer as {File.VOCAB} and {File.MERGES}, "
+            f"or as {_TOKENIZER_JSON}"
+        )
     token_of = {token_id: token for token, token_id in vocab.items()}
     new = {token: token_id for token, token_id in _added_tokens(folder).items() if vocab.get(token) != token_id}
     clashes = [f"{token!r} = {token_id}" for token, token_id in new.items() if token_id in token_of or token in vocab]
@@ -96,15 +104,53 @@ def read_tokenizer_files(folder: Path) -> dict[str, str]:
     return files if not new else files | {File.VOCAB: json.dumps(vocab | new, ensure_ascii=False)}
 
 
+def _read_tokenizer_json(path: Path) -> tuple[dict[str, int], str]:
+    """Return the vocabulary and the text of the merges of a tokenizer.json.
+
+    Raises ExportError unless it splits and joins text as GPT-2 does: a BPE on bytes, with nothing before or beside it.
+    """
+    values = read_json_object(path)
+    model, splitter = (_object(values.get(key)) for key in ("model", "pre_tokenizer"))
+    faults = [
+        f"{name} = {found!r} (accepted: {wanted})"
+        for name, found, good, wanted in (
+            ("model.type", model.get("type"), model.get("type") == "BPE", "BPE"),
+            ("normalizer", values.get("normalizer"), values.get("normalizer") is None, "null"),
+            ("pre_tokenizer.type", splitter.get("type"), splitter.get("type") == "ByteLevel", "ByteLevel"),
+            ("add_prefix_space", splitter.get("add_prefix_space"), not splitter.get("add_prefix_space"), "false"),
+            ("use_regex", splitter.get("use_regex"), splitter.get("use_regex", True) is True, "true"),
+            *((key, model.get(key), not model.get(key), "null") for key in _BPE_VARIANTS),
+        )
+        if not good
+    ]
+    vocab, merges = model.get("vocab"), model.get("merges")
+    if not isinstance(vocab, dict) or not isinstance(merges, list):
+        faults.append("model.vocab or model.merges is missing")
+    if not isinstance(vocab, dict) or not isinstance(merges, list) or faults:
+        raise ExportError(f"{path}: this tokenizer is not supported: {'; '.join(faults)}")
+    lines = (" ".join(map(str, merge)) if isinstance(merge, list) else str(merge) for merge in merges)
+    return vocab, "".join(f"{line}\n" for line in lines)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _added_tokens(folder: Path) -> dict[str, int]:
     """Return the tokens that added_tokens.json and tokenizer.json put beside the vocabulary, with their ids."""
-    added: dict[str, Any] = {}
-    if (folder / "added_tokens.json").is_file():
-        added |= read_json_object(folder / "added_tokens.json")
-    if (folder / "tokenizer.json").is_file():
-        for entry in read_json_object(folder / "tokenizer.json").get("added_tokens", []):
-            added[entry["content"]] = entry["id"]
-    return added
+    added: list[tuple[Any, Any]] = []
+    if (folder / _ADDED_TOKENS_JSON).is_file():
+        added += read_json_object(folder / _ADDED_TOKENS_JSON).items()
+    if (folder / _TOKENIZER_JSON).is_file():
+        entries = read_json_object(folder / _TOKENIZER_JSON).get("added_tokens") or []
+        entries = entries if isinstance(entries, list) else [entries]
+        added += [(_object(entry).get("content"), _object(entry).get("id")) for entry in entries]
+    bad = [(token, token_id) for token, token_id in added if type(token) is not str or type(token_id) is not int]
+    if bad:
+        raise ExportError(
+            f"{folder}: an added token is {bad[0][0]!r} with id {bad[0][1]!r}; expected a text and an integer"
+        )
+    return dict(added)
 
 
 def load_tokenizer(folder: Path, files: Mapping[str, str]) -> Tokenizer:

@@ -72,7 +72,7 @@ class _NativeGraph(nn.Module):
 
 
 def export_native(gpt: GPT) -> ir.Model:
-    """Export `gpt`, which stays as it is, as a native graph (see DESIGN: tensors and axes as in `ortgpt.contract`).
+    """Export `gpt`, which stays as it is, as a native graph (tensors and axes as in `ortgpt.contract`).
 
     Raises ExportError unless exactly one attention node a layer came out and every axis kept its name.
     """

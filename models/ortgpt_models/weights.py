@@ -49,7 +49,12 @@ def load_gpt(folder: Path) -> GPT:
     config = load_config(folder)
     path = Path(folder) / WEIGHTS_FILE
     if not path.is_file():
-        raise ModelError(f"no {WEIGHTS_FILE} in {folder}; expected the weights in safetensors format")
+        others = sorted(item.name for item in Path(folder).iterdir() if item.suffix in (".safetensors", ".bin", ".pt"))
+        found = f" (found {', '.join(others)})" if others else ""
+        raise ModelError(
+            f"no {WEIGHTS_FILE} in {folder}{found}; expected all weights in that one file: "
+            "save_pretrained(folder, max_shard_size='100GB') of `transformers` writes it"
+        )
     with torch.device("meta"):
         gpt = GPT(config)
     try:

@@ -72,7 +72,7 @@ class ValidLengths:
         self.seqlens_k = np.zeros(batch_size, np.int32)
         self.total = np.zeros((), np.int32)
 
-    def set(self, lengths: npt.NDArray[np.int32]) -> None:
-        """Announce the tokens each row will hold after the run."""
+    def set(self, lengths: npt.NDArray[np.int32], total: int) -> None:
+        """Announce the tokens each row will hold after the run, and the positions of the longest, padding included."""
         np.subtract(lengths, 1, out=self.seqlens_k)
-        self.total[...] = lengths.max()
+        self.total[...] = total

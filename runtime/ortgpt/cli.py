@@ -45,8 +45,11 @@ class _Main(click.Group):
             raise click.UsageError(str(error)) from error
         except BrokenPipeError:
             raise
-        except (OrtGptError, OSError) as error:
+        except OrtGptError as error:
             raise click.ClickException(str(error)) from error
+        except OSError as error:
+            named = error.filename is not None and error.strerror
+            raise click.ClickException(f"{error.filename}: {error.strerror}" if named else str(error)) from error
 
 
 @click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})

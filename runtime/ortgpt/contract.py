@@ -7,7 +7,7 @@ from __future__ import annotations
 
 FORMAT_MAJOR = 1
 FORMAT_MINOR = 0
-MINIMUM_ONNXRUNTIME = "1.23.0"
+MINIMUM_ONNXRUNTIME = "1.23.2"
 
 
 class File:

@@ -16,6 +16,10 @@ from ortgpt.contract import Tensor
 from ortgpt.errors import ContextLengthError, EngineError, NonFiniteLogitsError
 from ortgpt.session import Session
 
+# The attention kernel takes the queries of a prefill in blocks of this many. A block of one is multiplied by another
+# routine, which rounds differently; one token of padding keeps a prompt of 129 tokens equal to itself in a batch.
+_ATTENTION_BLOCK = 128
+
 Logits = npt.NDArray[np.float32]
 Pick = Callable[[Logits, Sequence[int]], int]
 
@@ -125,14 +129,15 @@ class Engine:
             positions = [None] * len(prompts) if logit_positions is None else [row[None] for row in logit_positions]
             return np.concatenate([self.prefill(cache.row(i), [ids], positions[i]) for i, ids in enumerate(prompts)])
         counts = np.array([len(ids) for ids in prompts], np.int32)
+        seq = int(counts.max())
+        if not cache.lengths.any() and seq % _ATTENTION_BLOCK == 1 and seq > 1:
+            seq += 1
         places = counts[:, None].astype(np.int64) - 1 if logit_positions is None else logit_positions
-        call = Call(
-            self.session, self.config, cache, sequence_length=int(counts.max()), logit_count=int(places.shape[1])
-        )
+        call = Call(self.session, self.config, cache, sequence_length=seq, logit_count=int(places.shape[1]))
         for row, ids in enumerate(prompts):
             call.input_ids[row, : len(ids)] = ids
         call.logit_positions[...] = places
-        return call.run(cache.lengths + counts)
+        return call.run(cache.lengths + counts, total=int(cache.lengths.max()) + seq)
 
     def _extend(self, row: Row, logits: Logits, index: int, step: int) -> None:
         """Pick the next token of a row and note whether it was the last."""
@@ -173,12 +178,15 @@ class Call:
         self._binding.bind_ortvalue_input(Tensor.LOGIT_POSITIONS, ort_value(self.logit_positions))
         self._binding.bind_ortvalue_output(Tensor.LOGITS, ort_value(self.logits))
 
-    def run(self, lengths: npt.NDArray[np.int32]) -> Logits:
-        """Run the graph so that row i then holds lengths[i] tokens; return the logits, valid until the next run."""
+    def run(self, lengths: npt.NDArray[np.int32], *, total: int | None = None) -> Logits:
+        """Run the graph so that row i then holds lengths[i] tokens; return the logits, valid until the next run.
+
+        `total` counts the positions of the longest row, padding included, where that is more than its length.
+        """
         # Padding beyond n_positions is computed at the last position and thrown away.
         np.add(self.cache.lengths[:, None], self._offsets, out=self.position_ids)
         np.minimum(self.position_ids, self._last_position, out=self.position_ids)
-        self._valid.set(lengths)
+        self._valid.set(lengths, int(lengths.max()) if total is None else total)
         try:
             self._handle.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base

@@ -23,6 +23,14 @@ _WITHOUT_BEARING = frozenset(
     {"transformers_version", "_from_model_config", "bos_token_id", "pad_token_id", "use_cache", "output_attentions",
      "output_hidden_states", "return_dict_in_generate", "output_scores"}
 )  # fmt: skip
+# Values of keys not used here that ask for nothing.
+_NEUTRAL = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "no_repeat_ngram_size": 0,
+    "length_penalty": 1.0,
+    "typical_p": 1.0,
+}
 _FROM_BUNDLE = (
     "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "max_new_tokens", "min_new_tokens",
     "eos_token_id",
@@ -197,7 +205,7 @@ def read_generation_config(values: Mapping[str, Any], fallback_eos: Iterable[int
     ignored = [
         f"{key} = {value!r}"
         for key, value in values.items()
-        if value is not None and key not in _FROM_BUNDLE and key not in _WITHOUT_BEARING
+        if value is not None and key not in (*_FROM_BUNDLE, *_WITHOUT_BEARING) and _NEUTRAL.get(key) != value
     ]
     if ignored:
         _logger.warning("generation_config.json has keys that this version does not use: %s", ", ".join(ignored))

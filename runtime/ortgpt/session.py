@@ -108,15 +108,15 @@ def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[s
     if match is None:
         raise OptionError(f"device = {device!r} (accepted: auto, cpu, cuda, cuda:N)")
     chosen = Device(device.partition(":")[0], int(match[1] or 0))
+    fitting = [graph for graph in usable if graph.target == chosen.target]
+    if not fitting:
+        raise BundleError(f"this bundle is made for {_list(targets)}, not for {chosen.target}; choose device auto")
     if chosen.provider not in providers:
         raise DeviceError(
             f"device {device} needs {chosen.provider}, but ONNX Runtime here has only {_list(providers)}; "
             f"install it with `pip install ortgpt[{chosen.target}]`, or choose another device"
         )
-    for graph in usable:
-        if graph.target == chosen.target:
-            return chosen, graph
-    raise BundleError(f"this bundle is made for {_list(targets)}, not for {chosen.target}; export it for that target")
+    return chosen, fitting[0]
 
 
 def _is_known(graph: GraphSpec) -> bool:

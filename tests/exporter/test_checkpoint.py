@@ -3,9 +3,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import GPT2Tokenizer
 
 from ortgpt.tokenizer import Tokenizer, read_merges
 from ortgpt_exporter import ExportError
@@ -95,6 +98,60 @@ def test_added_tokens_are_kept(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("added_tokens.json", '{"x": "y"}'),
+        ("added_tokens.json", '{"x": null}'),
+        ("tokenizer.json", '{"added_tokens": [7]}'),
+        ("tokenizer.json", '{"added_tokens": {"id": 1}}'),
+        ("tokenizer.json", '{"added_tokens": [{"id": true, "content": "x"}]}'),
+    ],
+)
+def test_added_tokens_of_another_form_are_refused(folder: Path, name: str, content: str) -> None:
+    (folder / name).write_text(content)
+    with pytest.raises(ExportError, match="expected a text and an integer"):
+        load_checkpoint(folder)
+
+
+def test_a_folder_as_transformers_saves_it_today(folder: Path, tmp_path: Path) -> None:
+    tokenizer = GPT2Tokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<|user|>"], special_tokens=True)
+    wider = write_checkpoint(tmp_path / "wider", vocab_size=301)
+    for name in ("vocab.json", "merges.txt"):
+        (wider / name).unlink()
+    tokenizer.save_pretrained(wider)
+    assert not (wider / "vocab.json").exists()
+    loaded = load_checkpoint(wider)
+    assert loaded.tokenizer_vocab_size == 301
+    text = "It is a truth, <|user|> — 日本"
+    ours = load(wider)
+    assert ours.encode(text, special_tokens=True) == tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert ours.encode(text) == Tokenizer.load(folder).encode(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: t["model"].update(type="WordPiece"), r"model\.type = 'WordPiece'"),
+        (lambda t: t.update(normalizer={"type": "NFC"}), "normalizer = "),
+        (lambda t: t["pre_tokenizer"].update(add_prefix_space=True), "add_prefix_space = True"),
+        (lambda t: t.update(pre_tokenizer=None), r"pre_tokenizer\.type = None"),
+        (lambda t: t["model"].update(dropout=0.1), r"dropout = 0\.1"),
+        (lambda t: t["model"].pop("merges"), r"model\.merges is missing"),
+        (lambda t: t.update(model=7), r"model\.type = None"),
+    ],
+)
+def test_a_tokenizer_json_of_another_kind_is_refused(folder: Path, change: Callable[[Any], None], reason: str) -> None:
+    GPT2Tokenizer.from_pretrained(folder).save_pretrained(folder)
+    (folder / "vocab.json").unlink()
+    values = json.loads((folder / "tokenizer.json").read_text())
+    change(values)
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(ExportError, match=reason):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
         ("generation_config.json", '{"eos_token_id": [0, 300]}', "bos_token_id or eos_token_id = 300"),
@@ -123,7 +180,7 @@ def test_a_model_smaller_than_its_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_missing_tokenizer_files_are_named(folder: Path) -> None:
     (folder / "merges.txt").unlink()
-    with pytest.raises(ExportError, match=r"no merges\.txt in"):
+    with pytest.raises(ExportError, match=r"no merges\.txt in .*or as tokenizer\.json"):
         load_checkpoint(folder)
 
 

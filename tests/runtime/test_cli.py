@@ -80,7 +80,7 @@ def test_info(small_bundle: Path) -> None:
         "exact",
         "accepted",
         "ragged batch and 6 steps",
-        "1.23.0 or newer",
+        "1.23.2 or newer",
     ):
         assert part in text
 
