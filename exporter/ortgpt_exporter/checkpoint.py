@@ -86,8 +86,9 @@ def read_tokenizer_files(folder: Path) -> dict[str, str]:
     """
     missing = [file for file in (File.VOCAB, File.MERGES) if not (folder / file).is_file()]
     if not missing:
-        files = {file: (folder / file).read_text(encoding="utf-8") for file in (File.VOCAB, File.MERGES)}
         vocab = read_vocab(folder / File.VOCAB)
+        read_merges(folder / File.MERGES)
+        files = {file: (folder / file).read_text(encoding="utf-8") for file in (File.VOCAB, File.MERGES)}
     elif (folder / _TOKENIZER_JSON).is_file():
         vocab, merges = _read_tokenizer_json(folder / _TOKENIZER_JSON)
         files = {File.VOCAB: json.dumps(vocab, ensure_ascii=False), File.MERGES: merges}
@@ -160,7 +161,7 @@ def load_tokenizer(folder: Path, files: Mapping[str, str]) -> Tokenizer:
     """
     with tempfile.TemporaryDirectory() as bundle:
         for name, text in files.items():
-            (Path(bundle) / name).write_text(text, encoding="utf-8", newline="")
+            (Path(bundle) / name).write_bytes(text.encode("utf-8", errors="surrogatepass"))  # the reader refuses them
         tokenizer = Tokenizer.load(Path(bundle))
         merges = read_merges(Path(bundle) / File.MERGES)
     faults = [f"id {token_id} has no token" for token_id in tokenizer.unused_ids()[:3]]

@@ -20,6 +20,15 @@ FIXED_KEYS: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 
+# More than any network has; a size beyond it is a mistake, and would take for ever to build.
+_MOST = {
+    "vocab_size": 2**24,
+    "n_positions": 2**24,
+    "n_embd": 2**20,
+    "n_layer": 2**10,
+    "n_head": 2**20,
+    "n_inner": 2**22,
+}
 # Names that `transformers` also reads these sizes by.
 _ALIASES = {
     "hidden_size": "n_embd",
@@ -105,9 +114,10 @@ class GPTConfig:
             if not good:
                 faults.append(f"{name} = {getattr(self, name)!r} (accepted: {accepted})")
 
-        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"):
-            check(name, _is_int(getattr(self, name), 1), "an integer of 1 or more")
-        check("n_inner", self.n_inner is None or _is_int(self.n_inner, 1), "null or an integer of 1 or more")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            fits = (value is None and name == "n_inner") or (_is_int(value, 1) and value <= most)
+            check(name, fits, f"an integer from 1 to {most}")
         check("activation_function", self.activation_function in ACTIVATIONS, ", ".join(ACTIVATIONS))
         for name in ("layer_norm_epsilon", "initializer_range"):
             check(name, _is_number(getattr(self, name)) and 0 < getattr(self, name) < 1, "a number between 0 and 1")

@@ -15,6 +15,7 @@ from ortgpt.manifest import Check, FileEntry, GraphSpec, Manifest, Precision, So
 from ortgpt.strict_json import read_json_object
 
 _OWN_NAMES = frozenset(value for name, value in vars(File).items() if name.isupper())
+_MOST = 2**31 - 1  # what the graph can count
 _REQUIRED = (File.CONFIG, File.GENERATION_CONFIG, File.VOCAB, File.MERGES)
 
 
@@ -34,9 +35,9 @@ class ModelConfig:
         """Read a parsed config.json. Raises BundleError naming every value that does not fit."""
         counts: dict[str, Any] = {name: values.get(name) for name in ("n_layer", "n_head", "n_positions", "vocab_size")}
         faults = [
-            f"{name} = {value!r} (accepted: an integer of 1 or more)"
+            f"{name} = {value!r} (accepted: an integer from 1 to {_MOST})"
             for name, value in counts.items()
-            if type(value) is not int or value < 1
+            if type(value) is not int or not 1 <= value <= _MOST
         ]
         vocab_size = counts["vocab_size"] if type(counts["vocab_size"]) is int else 0
         special = {name: values.get(name) for name in ("bos_token_id", "eos_token_id")}

@@ -6,8 +6,8 @@ Names and meaning are those of `transformers` generate; what differs stands in R
 from __future__ import annotations
 
 import logging
-import math
 import numbers
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -73,20 +73,34 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         _check("do_sample", self.do_sample, isinstance(self.do_sample, bool), "true or false")
-        _check("temperature", self.temperature, _in_range(self.temperature, 0.0, math.inf), "a number of 0 or more")
-        _check("top_k", self.top_k, _is_int(self.top_k, 0), "an integer of 0 or more")
-        _check("top_p", self.top_p, _in_range(self.top_p, 0.0, 1.0), "a number from 0 to 1")
-        penalty = self.repetition_penalty
-        _check("repetition_penalty", penalty, _in_range(penalty, 1e-3, 1e3), "a number from 0.001 to 1000")
-        _check("max_new_tokens", self.max_new_tokens, _is_int(self.max_new_tokens, 1), "an integer of 1 or more")
-        _check("min_new_tokens", self.min_new_tokens, _is_int(self.min_new_tokens, 0), "an integer of 0 or more")
-        _check("pad_token_id", self.pad_token_id, _is_int(self.pad_token_id, 0), "a token id")
+        self._set_number("temperature", 0.0, sys.float_info.max, "a number of 0 or more")
+        self._set_integer("top_k", 0, "an integer of 0 or more")
+        self._set_number("top_p", 0.0, 1.0, "a number from 0 to 1")
+        self._set_number("repetition_penalty", 1e-3, 1e3, "a number from 0.001 to 1000")
+        self._set_integer("max_new_tokens", 1, "an integer of 1 or more")
+        self._set_integer("min_new_tokens", 0, "an integer of 0 or more")
+        self._set_integer("pad_token_id", 0, "a token id")
         # Lists, arrays and generators are read once, here.
         self._set_tuple("stop", lambda stop: isinstance(stop, str) and stop != "", "a text of at least one character")
         self._set_tuple("eos_token_id", lambda token_id: _is_int(token_id, 0), "a token id")
-        if not isinstance(self.seed, numbers.Integral):
+        if isinstance(self.seed, numbers.Integral):
+            self._set_integer("seed", 0, "an integer of 0 or more, or a list with one a row")
+        else:
             self._set_tuple("seed", lambda seed: _is_int(seed, 0), "an integer of 0 or more", least=1)
-        _check("seed", self.seed, isinstance(self.seed, tuple) or _is_int(self.seed, 0), "an integer of 0 or more")
+
+    def _set_number(self, name: str, low: float, high: float, accepted: str) -> None:
+        """Turn any kind of real number, numpy's included, into a float."""
+        value = getattr(self, name)
+        number = _as_float(value)
+        _check(name, value, number is not None and low <= number <= high, accepted)
+        object.__setattr__(self, name, number)
+
+    def _set_integer(self, name: str, least: int, accepted: str) -> None:
+        """Turn any kind of integer, numpy's included, into an int."""
+        value: Any = getattr(self, name)
+        _check(name, value, _is_int(value, least), accepted)
+        if value is not None:
+            object.__setattr__(self, name, int(value))
 
     def _set_tuple(self, name: str, accepts: Callable[[Any], bool], accepted: str, least: int = 0) -> None:
         """Turn a single value or an iterable of at least `least` of them into a tuple, each value checked."""
@@ -96,7 +110,7 @@ class GenerationOptions:
         values = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
         good = len(values) >= least and all(map(accepts, values))
         _check(name, value, good, f"{accepted}, or a list of such")
-        object.__setattr__(self, name, values)
+        object.__setattr__(self, name, tuple(int(item) if _is_int(item, 0) else item for item in values))
 
     @classmethod
     def make(cls, options: GenerationOptions | None, keywords: Mapping[str, Any]) -> GenerationOptions:
@@ -222,9 +236,13 @@ def _check(name: str, value: object, good: bool, accepted: str) -> None:
         raise OptionError(f"{name} = {value!r} (accepted: {accepted})")
 
 
-def _in_range(value: object, low: float, high: float) -> bool:
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return number and low <= float(value) <= high and math.isfinite(float(value))  # type: ignore[arg-type]
+def _as_float(value: object) -> float | None:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def _is_int(value: object, least: int) -> bool:

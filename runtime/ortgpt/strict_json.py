@@ -37,6 +37,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
+    "".join(text for pair in pairs for text in pair if isinstance(text, str)).encode()  # no lone surrogates
     if len(result) != len(pairs):
         twice = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
         raise ValueError(f"duplicate keys {twice}")

@@ -86,15 +86,17 @@ class Tokenizer:
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
+        if not isinstance(token_ids, Iterable):
+            raise PromptError(f"token_ids = {token_ids!r} (accepted: a sequence of token ids)")
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes one id stands for. Raises PromptError for an id that stands for nothing."""
         try:
             return self._bytes_of_id[token_id]
-        except KeyError:
+        except (KeyError, TypeError):
             raise PromptError(
-                f"token id {token_id} is not in the vocabulary (accepted: 0 to {self.vocab_size - 1})"
+                f"token id {token_id!r} is not in the vocabulary (accepted: 0 to {self.vocab_size - 1})"
             ) from None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import GPT2Tokenizer
 
+from ortgpt import BundleError
 from ortgpt.tokenizer import Tokenizer, read_merges
 from ortgpt_exporter import ExportError
 from ortgpt_exporter.checkpoint import (
@@ -95,6 +96,14 @@ def test_added_tokens_are_kept(folder: Path, tmp_path: Path) -> None:
     (folder / "added_tokens.json").write_text('{"<|pad|>": 7}')
     with pytest.raises(ExportError, match=r"contradict vocab\.json: '<\|pad\|>' = 7"):
         load(folder)
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "added_tokens.json"])
+@pytest.mark.parametrize("content", [b"\xff", b'{"\\ud800": 300}', b"[]"])
+def test_tokenizer_files_that_are_no_text_are_refused(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises((ExportError, BundleError), match=name):
+        load_checkpoint(folder)
 
 
 @pytest.mark.parametrize(

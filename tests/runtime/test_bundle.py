@@ -173,6 +173,8 @@ def test_what_a_newer_minor_version_adds_is_ignored(bundle: Path) -> None:
         ('{"a": 1, "a": 2}', "duplicate keys"),
         ('{"a": ' + "[" * 50_000, "not readable JSON"),
         ("\ud800", "not readable JSON"),
+        ('{"\\ud800": 1}', "surrogates not allowed"),
+        ('{"a": "\\ud800"}', "surrogates not allowed"),
     ],
 )
 def test_hostile_json_is_refused(bundle: Path, text: str, reason: str) -> None:
@@ -191,9 +193,10 @@ def test_hostile_json_is_refused(bundle: Path, text: str, reason: str) -> None:
 
 def test_bad_values_in_config_json_are_named(bundle: Path) -> None:
     config = json.loads((bundle / "config.json").read_text())
-    (bundle / "config.json").write_text(json.dumps(config | {"n_layer": 0, "vocab_size": "x", "eos_token_id": 1.5}))
+    bad = {"n_layer": 0, "n_positions": 10**30, "vocab_size": "x", "eos_token_id": 1.5}
+    (bundle / "config.json").write_text(json.dumps(config | bad))
     seal_bundle(bundle)
-    with pytest.raises(BundleError, match=r"n_layer = 0.*vocab_size = 'x'.*eos_token_id = 1\.5"):
+    with pytest.raises(BundleError, match=r"n_layer = 0.*n_positions = 10+ .*vocab_size = 'x'.*eos_token_id = 1\.5"):
         open_bundle(bundle)
 
 

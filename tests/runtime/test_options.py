@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -141,9 +142,27 @@ def test_lists_arrays_and_generators_are_read_once() -> None:
     assert resolve(stop=[], eos_token_id=[]).eos_token_ids == frozenset()
 
 
-def test_numpy_numbers_are_numbers() -> None:
-    found = resolve(top_k=np.int64(4), temperature=np.float32(0.5), seed=np.int32(1))
-    assert (found.top_k, found.temperature) == (4, 0.5)
+def test_numbers_of_any_kind_become_pythons_own() -> None:
+    found = resolve(
+        top_k=np.int8(4), temperature=np.float32(0.5), seed=np.int32(1), top_p=Fraction(1, 2),
+        max_new_tokens=np.uint8(200), eos_token_id=np.array([7], np.uint8),
+    )  # fmt: skip
+    values = (found.top_k, found.temperature, found.seed, found.top_p, found.max_new_tokens, *found.eos_token_ids)
+    assert values == (4, 0.5, 1, 0.5, 200, 7)
+    assert [type(value) for value in values] == [int, float, int, float, int, int]
+    assert found.new_tokens_for(100, 1024) == 200
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "repetition_penalty"])
+@pytest.mark.parametrize("value", [10**400, -(10**400), Fraction(10**400), "0.5", 1j, np.nan])
+def test_numbers_beyond_any_float_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=f"{name} = "):
+        GenerationOptions(**{name: value})
+
+
+def test_large_integers_are_integers() -> None:
+    assert resolve(seed=2**100).seeds_for(1) == [2**100]
+    assert resolve(top_k=2**70).top_k == 2**70
 
 
 def test_generation_config_supplies_defaults_and_names_what_it_cannot(caplog: pytest.LogCaptureFixture) -> None:

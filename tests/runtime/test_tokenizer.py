@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -131,11 +132,15 @@ def test_added_tokens_are_kept_and_plain_text_in_a_prompt(tmp_path: Path) -> Non
     assert {50256, 50257} <= set(found)
 
 
-@pytest.mark.parametrize("token_id", [-1, 50257, 10**9])
-def test_ids_that_stand_for_nothing_are_refused(tmp_path: Path, token_id: int) -> None:
+def test_ids_that_stand_for_nothing_are_refused(tmp_path: Path) -> None:
     write_real_tokenizer(tmp_path)
-    with pytest.raises(PromptError, match=f"token id {token_id} is not in the vocabulary .*0 to 50256"):
-        Tokenizer.load(tmp_path).decode([token_id])
+    ours = Tokenizer.load(tmp_path)
+    for token_id in (-1, 50257, 10**9, [1], "a", None):
+        with pytest.raises(PromptError, match=f"token id {re.escape(repr(token_id))} is not in the vocabulary .*50256"):
+            ours.decode([token_id])  # type: ignore[list-item]
+    for nothing in (None, 5):
+        with pytest.raises(PromptError, match="accepted: a sequence of token ids"):
+            ours.decode(nothing)  # type: ignore[arg-type]
 
 
 def test_text_must_be_text(tmp_path: Path) -> None:
@@ -152,6 +157,7 @@ def test_text_must_be_text(tmp_path: Path) -> None:
         (None, "#version: 0.2\nĠ t\nbad\n", "line 3"),
         (None, "日 本\n", "'日本' is missing"),
         ({"!": 2}, None, "two tokens share an id"),
+        ({"\ud800": 300}, None, "surrogates not allowed"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, vocab: Any, merges: str | None, reason: str) -> None:
