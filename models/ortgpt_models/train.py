@@ -275,16 +275,18 @@ class _TrainingState:
             return 0
         try:
             state = torch.load(self.path, weights_only=True)
-        except Exception as error:  # torch.load raises many kinds for a damaged file
+            if state["identity"] != self.identity:
+                raise ModelError(
+                    f"{self.folder} holds an unfinished training with another recipe or other texts; "
+                    "go on with the same ones, or remove it to start anew"
+                )
+            gpt.load_state_dict(state["gpt"])
+            optimizer.load_state_dict(state["optimizer"])
+            return int(state["step"])
+        except ModelError:
+            raise
+        except Exception as error:  # a damaged file makes torch raise many kinds
             raise ModelError(f"{self.path} cannot be read ({error}); remove {self.folder} to start anew") from error
-        if state["identity"] != self.identity:
-            raise ModelError(
-                f"{self.folder} holds an unfinished training with another recipe or other texts; "
-                "go on with the same ones, or remove it to start anew"
-            )
-        gpt.load_state_dict(state["gpt"])
-        optimizer.load_state_dict(state["optimizer"])
-        return int(state["step"])
 
     def save(self, gpt: GPT, optimizer: torch.optim.Optimizer, step: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

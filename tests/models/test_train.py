@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,9 +80,16 @@ def test_a_state_of_another_recipe_or_text_is_not_continued(text: Path, tmp_path
         train([text], out, recipe=RECIPE, on_progress=interrupt)
     with pytest.raises(ModelError, match="another recipe or other texts"):
         train([text], out, recipe=Recipe(**(vars(RECIPE) | {"seed": 1})))
-    (tmp_path / "out.training" / "state.pt").write_bytes(b"no")
-    with pytest.raises(ModelError, match="cannot be read"):
-        train([text], out, recipe=RECIPE)
+    path = tmp_path / "out.training" / "state.pt"
+    state = torch.load(path, weights_only=True)
+    damages: list[Any] = [b"no", {}, [1], state | {"gpt": {}}, state | {"optimizer": {}}, state | {"step": "x"}]
+    for damaged in damages:
+        if isinstance(damaged, bytes):
+            path.write_bytes(damaged)
+        else:
+            torch.save(damaged, path)
+        with pytest.raises(ModelError, match="cannot be read"):
+            train([text], out, recipe=RECIPE)
 
 
 def test_held_out_loss_is_bits_per_byte_of_the_text(text: Path, tmp_path: Path) -> None:
