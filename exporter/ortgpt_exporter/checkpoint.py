@@ -165,6 +165,14 @@ def load_tokenizer(folder: Path, files: Mapping[str, str]) -> Tokenizer:
         tokenizer = Tokenizer.load(Path(bundle))
         merges = read_merges(Path(bundle) / File.MERGES)
     faults = [f"id {token_id} has no token" for token_id in tokenizer.unused_ids()[:3]]
+    made = {left + right for left, right in merges}
+    # Letters that stand for bytes beyond ASCII: an added token is plain text and has none of them.
+    unmade = [text for text in json.loads(files[File.VOCAB]) if len(text) > 1 and text not in made]
+    faults += [
+        f"token {text!r} is made by no merge (is {File.MERGES} complete?)"
+        for text in unmade
+        if any(0x100 <= ord(letter) < 0x144 for letter in text)
+    ][:3]
     faults += [f"merge {left} {right} is never reached" for left, right in unreachable_merges(merges)[:3]]
     if faults:
         raise ExportError(f"{folder}: this tokenizer is not supported: {'; '.join(faults)}")

@@ -16,10 +16,6 @@ from ortgpt.contract import Tensor
 from ortgpt.errors import ContextLengthError, EngineError, NonFiniteLogitsError
 from ortgpt.session import Session
 
-# The attention kernel takes the queries of a prefill in blocks of this many. A block of one is multiplied by another
-# routine, which rounds differently; one token of padding keeps a prompt of 129 tokens equal to itself in a batch.
-_ATTENTION_BLOCK = 128
-
 Logits = npt.NDArray[np.float32]
 Pick = Callable[[Logits, Sequence[int]], int]
 
@@ -130,8 +126,10 @@ class Engine:
             return np.concatenate([self.prefill(cache.row(i), [ids], positions[i]) for i, ids in enumerate(prompts)])
         counts = np.array([len(ids) for ids in prompts], np.int32)
         seq = int(counts.max())
-        if not cache.lengths.any() and seq % _ATTENTION_BLOCK == 1 and seq > 1:
-            seq += 1
+        if seq > 1 and not cache.lengths.any():
+            # The attention kernel takes the queries in blocks and multiplies a block of one by a routine that rounds
+            # differently; with an even count none is left alone, and a row equals its solo run to the bit.
+            seq += seq % 2
         places = counts[:, None].astype(np.int64) - 1 if logit_positions is None else logit_positions
         call = Call(self.session, self.config, cache, sequence_length=seq, logit_count=int(places.shape[1]))
         for row, ids in enumerate(prompts):

@@ -201,6 +201,14 @@ def test_holes_in_the_vocabulary_are_refused(folder: Path) -> None:
         load(folder)
 
 
+def test_merges_that_were_cut_short_are_noticed(folder: Path) -> None:
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    for kept in (0, 1, len(lines) // 4):
+        (folder / "merges.txt").write_text("".join(lines[:kept]), encoding="utf-8")
+        with pytest.raises(ExportError, match=r"is made by no merge \(is merges\.txt complete\?\)"):
+            load(folder)
+
+
 def test_the_real_and_the_small_tokenizer_are_supported(tmp_path: Path) -> None:
     write_real_tokenizer(tmp_path)
     assert load(tmp_path).vocab_size == 50257

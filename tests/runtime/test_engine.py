@@ -118,14 +118,14 @@ def test_past_and_present_are_the_same_memory(small: ortgpt.Generator) -> None:
     for buffer in cache.buffers:
         buffer.fill(0.0)
     addresses = [buffer.ctypes.data for buffer in cache.buffers]
-    small.engine.prefill(cache, [[1, 2, 3]])
+    small.engine.prefill(cache, [[1, 2, 3, 4]])
     assert [buffer.ctypes.data for buffer in cache.buffers] == addresses
     for buffer in cache.buffers:
-        # Heads of 12 are padded to 16: the true part of three slots is written, the padding stays zero.
+        # Heads of 12 are padded to 16: the true part of four slots is written, the padding stays zero.
         assert buffer.shape == (1, 4, 64, 16)
-        assert (buffer[:, :, :3, :12] != 0).all()
-        assert not buffer[:, :, :3, 12:].any()
-        assert not buffer[:, :, 3:].any()
+        assert (buffer[:, :, :4, :12] != 0).all()
+        assert not buffer[:, :, :4, 12:].any()
+        assert not buffer[:, :, 4:].any()
 
 
 def test_a_row_of_a_cache_is_a_view(small: ortgpt.Generator) -> None:
