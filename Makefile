@@ -10,19 +10,29 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 OLDEST := $(VENV)-oldest
+CUDA := $(VENV)-cuda
+OTHERS := $(VENV)-others
 PINS := pyproject.toml constraints.txt
 
 CHECKPOINT ?= austen
 DTYPE ?= float32
+FLAVOUR ?= native
+TARGET ?= cpu
+TOKENIZER ?=
+ADAPTER ?=
+REVISION ?=
+ACTIVATION ?=
 OUT ?= build/$(notdir $(CHECKPOINT:/=))-$(DTYPE)
 PROMPT ?= It is a truth universally acknowledged,
 # What was typed is taken as typed, and recipes read it from the environment: quotes, spaces and dollar signs in it are
 # harmless.
 GIVEN := $(filter command environment,$(origin CHECKPOINT))
-$(foreach name,CHECKPOINT DTYPE OUT PROMPT,$(if $(filter file,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
-export CHECKPOINT DTYPE OUT PROMPT GIVEN
+FORM := DTYPE FLAVOUR TARGET TOKENIZER ADAPTER REVISION ACTIVATION
+$(foreach name,CHECKPOINT OUT PROMPT $(FORM),$(if $(filter file,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
+export CHECKPOINT OUT PROMPT GIVEN $(FORM)
 
-.PHONY: help setup setup-dev demo export generate bench lint type test test-oldest clean
+.PHONY: help setup setup-dev demo export generate bench bench-export lint type test test-oldest test-large \
+	test-portable test-cuda clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,17 +61,23 @@ demo: $(VENV)/.setup  ## Export the bundled model and let it write a text
 	@$(BIN)/ortgpt generate build/austen-float32 --echo --max-new-tokens 160 --temperature 0.8 --top-p 0.95 --seed 1 \
 		-- "$$PROMPT"
 
-# Beside OUT a file says what it was made from: the folder's path, and a hash of its files and of this toolkit.
-export: $(VENV)/.setup  ## Export CHECKPOINT=folder to OUT=folder (DTYPE=float32), unless that is done
+# Beside OUT a file says what it was made from: the checkpoint's path and the options, and a hash of its files and of
+# this toolkit. What a hub id stands for is not asked again.
+export: $(VENV)/.setup  ## Export CHECKPOINT=folder|id|ckpt.pt to OUT=folder, unless done (DTYPE FLAVOUR TARGET TOKENIZER ADAPTER)
 	@folder=$$CHECKPOINT; [ "$$folder" != austen ] || folder=models/ortgpt_models/checkpoints/austen; \
-	made="$$(dirname "$$OUT")/.$$(basename "$$OUT").made"; from="$$(realpath "$$folder" 2>/dev/null || true) $$DTYPE"; \
-	hash="$$(find -L "$$folder" exporter models runtime -type f ! -name '*.pyc' -print0 2>/dev/null | sort -z | \
-		xargs -0 sha256sum | sha256sum)"; \
+	made="$$(dirname "$$OUT")/.$$(basename "$$OUT").made"; \
+	from="$$(realpath -e "$$folder" 2>/dev/null || printf '%s' "$$CHECKPOINT")"; \
+	for name in $(FORM); do from="$$from $${!name}"; done; \
+	hash="$$({ find -L "$$folder" "$${TOKENIZER:-exporter}" "$${ADAPTER:-exporter}" exporter models runtime \
+		-type f ! -name '*.pyc' -print0 2>/dev/null || true; } | sort -z | xargs -0 sha256sum | sha256sum)"; \
 	if [ -f "$$OUT/ortgpt.json" ] && [ -f "$$made" ] && [ "$$(head -n 1 "$$made")" != "$$from" ]; then \
 		echo "$$OUT was made from $$(head -n 1 "$$made"), not from $$from: name another OUT=" >&2; exit 1; fi; \
 	if [ -f "$$OUT/ortgpt.json" ] && [ -f "$$made" ] && [ "$$(tail -n 1 "$$made")" = "$$hash" ]; \
 	then echo "$$OUT is up to date" >&2; \
-	else $(BIN)/ortgpt export "$$CHECKPOINT" -o "$$OUT" --dtype "$$DTYPE" $$([ ! -f "$$made" ] || echo --force); \
+	else $(BIN)/ortgpt export "$$CHECKPOINT" -o "$$OUT" --dtype "$$DTYPE" --flavour "$$FLAVOUR" --target "$$TARGET" \
+		$${TOKENIZER:+--tokenizer "$$TOKENIZER"} $${ADAPTER:+--adapter "$$ADAPTER"} \
+		$${REVISION:+--revision "$$REVISION"} $${ACTIVATION:+--activation "$$ACTIVATION"} \
+		$$([ ! -f "$$made" ] || echo --force); \
 		printf '%s\n' "$$from" "$$hash" > "$$made"; fi
 
 generate: $(VENV)/.setup  ## Continue PROMPT="..." with the bundle OUT=folder (exported first, where CHECKPOINT= is given)
@@ -70,6 +86,10 @@ generate: $(VENV)/.setup  ## Continue PROMPT="..." with the bundle OUT=folder (e
 
 bench: $(VENV)/.setup-dev  ## Compare with transformers on this machine (a random GPT-2 small, minutes)
 	@$(BIN)/python benchmarks/against_transformers.py
+
+bench-export: $(VENV)/.setup-dev  ## Measure memory and time of the export of each size of GPT-2 (20 GB of disk, 20 minutes)
+	@mkdir -p build
+	@$(BIN)/python benchmarks/export_memory.py
 
 lint: $(VENV)/.setup-dev  ## Check style and format
 	@$(BIN)/ruff check .
@@ -90,6 +110,42 @@ $(OLDEST)/.setup: pyproject.toml constraints-oldest.txt
 	@echo "Installing into $(OLDEST) ..." >&2
 	@$(PYTHON) -m venv $(OLDEST)
 	@$(OLDEST)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints-oldest.txt -e '.[cpu]'
+	@touch $@
+
+test-large: $(VENV)/.setup-dev  ## Export and verify gpt2-xl within 20 GB of memory (minutes)
+	@$(BIN)/pytest -m slow
+
+test-portable: $(VENV)/.setup-dev $(OTHERS)/optimum/.setup $(OTHERS)/genai/.setup $(OTHERS)/node/.setup  ## Open portable bundles in Optimum, onnxruntime-genai and Transformers.js (Node)
+	@$(BIN)/python tests/portable/run.py build $(OTHERS)/optimum/bin/python $(OTHERS)/genai/bin/python $(OTHERS)/node
+
+# Optimum wants an older transformers than the tests do; none of the three shares an environment with the toolkit.
+$(OTHERS)/optimum/.setup: Makefile
+	@echo "Installing Optimum into $(OTHERS) ..." >&2
+	@$(PYTHON) -m venv $(OTHERS)/optimum
+	@$(OTHERS)/optimum/bin/python -m pip --disable-pip-version-check --quiet install torch==2.13.0 'optimum-onnx[onnxruntime]==0.1.0'
+	@touch $@
+
+$(OTHERS)/genai/.setup: Makefile
+	@echo "Installing onnxruntime-genai into $(OTHERS) ..." >&2
+	@$(PYTHON) -m venv $(OTHERS)/genai
+	@$(OTHERS)/genai/bin/python -m pip --disable-pip-version-check --quiet install onnxruntime-genai==0.18.0
+	@touch $@
+
+# Without its install scripts: that of onnxruntime-node fetches CUDA libraries from elsewhere.
+$(OTHERS)/node/.setup: Makefile
+	@echo "Installing Transformers.js into $(OTHERS) ..." >&2
+	@mkdir -p $(OTHERS)/node
+	@npm install --silent --no-fund --no-audit --ignore-scripts --prefix $(OTHERS)/node @huggingface/transformers@4.3.2
+	@touch $@
+
+test-cuda: $(CUDA)/.setup  ## On a machine with an NVIDIA GPU: parity, ragged batches, speed, memory (five minutes)
+	@mkdir -p build
+	@$(CUDA)/bin/python tests/cuda/run.py build
+
+$(CUDA)/.setup: pyproject.toml Makefile
+	@echo "Installing the CUDA builds into $(CUDA) (several GB) ..." >&2
+	@$(PYTHON) -m venv $(CUDA)
+	@$(CUDA)/bin/python -m pip --disable-pip-version-check --quiet install -e '.[cuda,export,dev]'
 	@touch $@
 
 clean:  ## Remove what was built; keeps $(VENV)

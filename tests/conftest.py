@@ -45,6 +45,13 @@ def small(small_bundle: Path) -> Iterator[ortgpt.Generator]:
 
 
 @pytest.fixture(scope="session")
+def small_portable(small_checkpoint: Path) -> Iterator[ortgpt.Generator]:
+    bundle = export_bundle(small_checkpoint, small_checkpoint.parent / "portable", flavour="portable")
+    with ortgpt.load(bundle.path) as generator:
+        yield generator
+
+
+@pytest.fixture(scope="session")
 def standin_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """GPT-2 small, random, with the real vocabulary and an added token."""
     return write_standin(tmp_path_factory.mktemp("standin") / "checkpoint")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,16 +26,26 @@ from ortgpt.contract import (
 from ortgpt.engine import Engine
 from ortgpt.errors import OptionError
 from ortgpt.manifest import CacheSpec, Check, GraphSpec, Manifest, Precision
-from ortgpt.session import open_session
+from ortgpt.session import Device, open_graph
 from ortgpt_exporter.checkpoint import Checkpoint, load_checkpoint
 from ortgpt_exporter.errors import ExportError
-from ortgpt_exporter.export import export_native, native_tensors_of, padded_head_dim
-from ortgpt_exporter.optimize import optimize_native
-from ortgpt_exporter.verify import check_names, verify
+from ortgpt_exporter.export import cache_head_dim, export_graph, tensors_of
+from ortgpt_exporter.hub import DownloadProgress
+from ortgpt_exporter.optimize import optimize_graph
+from ortgpt_exporter.portable_files import portable_files
+from ortgpt_exporter.verify import TOLERANCES, check_names, verify
 from ortgpt_models.folder import refuse_existing, write_folder
 
-DTYPES = (DType.FLOAT32,)
-_MAX_MODEL_BYTES = 2**31 - 1  # of one protobuf file
+# The types that each flavour can be written in for each device, the default first. A portable graph computes shapes
+# on the CPU, so it never runs whole on a GPU; other runtimes take such graphs there all the same.
+DTYPES = {
+    (Flavour.NATIVE, Target.CPU): (DType.FLOAT32, DType.FLOAT16),
+    (Flavour.NATIVE, Target.CUDA): (DType.FLOAT16,),
+    (Flavour.PORTABLE, Target.CPU): (DType.FLOAT32, DType.FLOAT16),
+}
+_logger = logging.getLogger("ortgpt_exporter")
+MAX_GRAPH_BYTES = 1_500_000_000  # of weights within the graph's own file; protobuf ends at 2 GiB
+_CACHE_KINDS = {Flavour.NATIVE: CacheKind.FIXED, Flavour.PORTABLE: CacheKind.GROWING}
 
 
 @dataclass(frozen=True)
@@ -46,28 +57,75 @@ class Progress:
     total: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What a checkpoint is exported to. Raises OptionError for a combination that does not exist."""
+
+    flavour: str
+    target: str
+    dtype: str
+    external_data: bool
+
+    @classmethod
+    def make(cls, *, flavour: str, target: str, dtype: str | None, external_data: bool) -> Form:
+        accepted = DTYPES.get((flavour, target))
+        if accepted is None:
+            shown = "; ".join(" for ".join(pair) for pair in DTYPES)
+            raise OptionError(f"flavour = {flavour!r} with target = {target!r} (accepted: {shown})")
+        if dtype is not None and dtype not in accepted:
+            raise OptionError(f"dtype = {dtype!r} with {flavour} for {target} (accepted: {', '.join(accepted)})")
+        return cls(flavour=flavour, target=target, dtype=dtype or accepted[0], external_data=external_data)
+
+    @property
+    def promise(self) -> dict[str, object]:
+        """What decoding in this precision promises, as the manifest states it."""
+        if self.dtype == DType.FLOAT32:
+            return {Key.KIND: Promise.EXACT}
+        return {Key.KIND: Promise.BOUNDED, Key.RELATIVE_LOGIT_BOUND: TOLERANCES[self.dtype]}
+
+
 def export_bundle(
     checkpoint: str | Path,
     out: str | Path,
     *,
-    dtype: str = DType.FLOAT32,
+    dtype: str | None = None,
+    flavour: str = Flavour.NATIVE,
+    target: str = Target.CPU,
+    tokenizer: str | Path | None = None,
+    adapter: str | Path | None = None,
+    revision: str | None = None,
+    activation: str | None = None,
+    external_data: bool = False,
     force: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_note: Callable[[str], None] = _logger.warning,
 ) -> Bundle:
     """Export a checkpoint (see load_checkpoint) to the bundle folder `out` and return it opened.
 
-    The graph is compared with PyTorch before anything appears at `out`. `force` replaces a bundle that is already
-    there, and nothing else. Raises ModelError, ExportError, OptionError, FileExistsError or another OSError.
+    `flavour` is "native" or "portable", `target` "cpu" or "cuda" (native only), `dtype` "float32" or "float16" (by
+    default what the target wants). Weights of more than 1.5 GB, or any with `external_data`, get a file of their own.
+    `tokenizer`, `adapter`, `revision` and `activation` are those of load_checkpoint(). The graph is compared with
+    PyTorch before anything appears at `out`. `force` replaces a bundle that is already there, and nothing else.
+    `on_note` gets facts about the checkpoint worth telling, a line each. Raises ModelError, ExportError, BundleError
+    (a damaged tokenizer), OptionError, FileExistsError or another OSError.
     """
-    if dtype not in DTYPES:
-        raise OptionError(f"dtype = {dtype!r} (accepted: {', '.join(DTYPES)})")
+    form = Form.make(flavour=flavour, target=target, dtype=dtype, external_data=external_data)
     out = Path(out)
     _check_target(out, force=force)
     on_progress(Progress("loading the checkpoint", 0, 1))
-    loaded = load_checkpoint(checkpoint)
+    loaded = load_checkpoint(
+        checkpoint,
+        tokenizer=tokenizer,
+        adapter=adapter,
+        revision=revision,
+        activation=activation,
+        on_download=lambda download: on_progress(_downloading(download)),
+    )
+    for note in loaded.notes:
+        on_note(note)
     steps = _Steps(on_progress, len(check_names(loaded.gpt.config.n_positions)))
     with write_folder(out, replace=force) as folder:
-        manifest = _write(loaded, folder, steps)
+        manifest = _write(loaded, form, folder, steps)
         checks = _verify(folder, manifest, loaded, steps)
         steps.next("writing the manifest")
         manifest = replace(manifest, verification=checks)
@@ -77,52 +135,68 @@ def export_bundle(
     return open_bundle(out)
 
 
-def _write(loaded: Checkpoint, folder: Path, steps: _Steps) -> Manifest:
+def _downloading(download: DownloadProgress) -> Progress:
+    done, total = download.done_bytes, download.total_bytes or download.done_bytes
+    return Progress(f"downloading {download.repo_id}, {total / 1e6:,.1f} MB", done, max(total, 1))
+
+
+def _write(loaded: Checkpoint, form: Form, folder: Path, steps: _Steps) -> Manifest:
     """Write every file but the manifest; return the manifest without its verification."""
     config = loaded.gpt.config
-    weight_bytes = 4 * sum(parameter.numel() for parameter in loaded.gpt.parameters())
-    if weight_bytes > _MAX_MODEL_BYTES * 0.98:
-        raise ExportError(f"the weights take {weight_bytes:,} bytes in float32; this version writes at most 2 GiB")
-    steps.next("exporting the graph")
-    model = export_native(loaded.gpt)
-    steps.next("optimising the graph")
-    optimize_native(model, n_layer=config.n_layer, tanh_gelu=config.activation_function == "gelu_new")
-    steps.next("writing the weights")
-    ir.save(model, folder / File.MODEL)
-    onnx.checker.check_model(folder / File.MODEL)
-    (folder / File.CONFIG).write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
-    (folder / File.GENERATION_CONFIG).write_text(
-        json.dumps(loaded.generation_config, indent=2) + "\n", encoding="utf-8"
-    )
-    for name, text in loaded.tokenizer_files.items():
+    _write_graph(loaded, form, folder / File.MODEL, steps)
+    texts = {
+        File.CONFIG: json.dumps(config.to_dict(), indent=2) + "\n",
+        File.GENERATION_CONFIG: json.dumps(loaded.generation_config, indent=2) + "\n",
+        **loaded.tokenizer_files.texts,
+    }
+    if form.flavour == Flavour.PORTABLE:
+        texts |= portable_files(config, loaded.tokenizer_files)
+    for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", newline="")
-    inputs, outputs = native_tensors_of(config)
+    inputs, outputs = tensors_of(config, form.flavour, form.dtype)
+    cache = CacheSpec(kind=_CACHE_KINDS[form.flavour], dtype=form.dtype, head_dim=cache_head_dim(config, form.flavour))
     graph = GraphSpec(
         role=Role.DECODER,
         file=File.MODEL,
-        flavour=Flavour.NATIVE,
-        target=Target.CPU,
-        cache=CacheSpec(kind=CacheKind.FIXED, dtype=DType.FLOAT32, head_dim=padded_head_dim(config.head_dim)),
+        flavour=form.flavour,
+        target=form.target,
+        cache=cache,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
     )
-    names = [File.MODEL, File.CONFIG, File.GENERATION_CONFIG, *loaded.tokenizer_files]
     return Manifest(
         graphs=(graph,),
-        precision=Precision(dtype=DType.FLOAT32, recipe="none", promise={Key.KIND: Promise.EXACT}),
+        precision=Precision(dtype=form.dtype, recipe="none", promise=form.promise),
         source=loaded.source,
-        files=describe_files(folder, names),
+        files=describe_files(folder, [path.name for path in folder.iterdir()]),
         minimum_onnxruntime=MINIMUM_ONNXRUNTIME,
-        masked_tokens=config.vocab_size - loaded.tokenizer_vocab_size,
+        masked_tokens=config.vocab_size - loaded.tokenizer_files.tokenizer.vocab_size,
     )
 
 
+def _write_graph(loaded: Checkpoint, form: Form, path: Path, steps: _Steps) -> None:
+    """Write the graph, its weights beside it where they are large or that is asked for."""
+    steps.next("exporting the graph")
+    model = export_graph(loaded.gpt, form.flavour, form.dtype)
+    steps.next("optimising the graph")
+    optimize_graph(model, loaded.gpt.config, form.flavour)
+    steps.next("writing the weights")
+    size_bytes = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+    apart = form.external_data or size_bytes > MAX_GRAPH_BYTES
+    ir.save(model, path, external_data=File.MODEL_DATA if apart else None)
+    onnx.checker.check_model(path)
+
+
 def _verify(folder: Path, manifest: Manifest, loaded: Checkpoint, steps: _Steps) -> tuple[Check, ...]:
-    """Open what was written as the runtime will, and compare it with PyTorch. Raises ExportError where they differ."""
+    """Open what was written as the runtime will, and compare it with PyTorch. Raises ExportError where they differ.
+
+    A graph for a GPU is opened on the CPU, whose kernels compute the same operators.
+    """
     config = ModelConfig.from_dict(loaded.gpt.config.to_dict())
     bundle = Bundle(path=folder, manifest=manifest, config=config, generation_config=loaded.generation_config)
     steps.next("opening the graph in ONNX Runtime")
-    engine = Engine(open_session(bundle, device=Target.CPU), config, masked_tokens=manifest.masked_tokens)
+    session = open_graph(bundle, manifest.graphs[0], Device(Target.CPU))
+    engine = Engine(session, config, masked_tokens=manifest.masked_tokens)
     checks = verify(engine, loaded.gpt, on_check=lambda name: steps.next(f"comparing with PyTorch: {name}"))
     failed = [
         f"{check.name}: logits differ by {check.max_abs_diff:.3g} (accepted: {check.tolerance:.3g}), "

@@ -1,13 +1,13 @@
-"""From what a person names (a folder, or `austen`) to network, tokenizer files and provenance. Knows no ONNX."""
+"""From what a person names (folder, file, hub id, `austen`) to network, tokenizer and provenance. Knows no ONNX."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.resources
-import json
+import os
 import re
-import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,191 +17,173 @@ from ortgpt.errors import OptionError
 from ortgpt.manifest import Source
 from ortgpt.options import read_generation_config
 from ortgpt.strict_json import read_json_object
-from ortgpt.tokenizer import Tokenizer, read_merges, read_vocab
+from ortgpt_exporter import hub
 from ortgpt_exporter.errors import ExportError
+from ortgpt_exporter.tokenizer_files import TokenizerFiles, read_tokenizer
 from ortgpt_models import GPT, ModelError, load_gpt
-from ortgpt_models.weights import CONFIG_FILE, WEIGHTS_FILE
+from ortgpt_models.adapter import adapter_file, merge_adapter
+from ortgpt_models.nanogpt import load_nanogpt
+from ortgpt_models.weights import CONFIG_FILE, weight_files
 
 BUNDLED = ("austen",)
-_TOKENIZER_JSON = "tokenizer.json"
-_ADDED_TOKENS_JSON = "added_tokens.json"
-# Settings of a BPE in tokenizer.json that GPT-2 leaves off.
-_BPE_VARIANTS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
+END_OF_TEXT = "<|endoftext|>"
+
+_HUB_ID = "a hub id like openai-community/gpt2"
+_ACCEPTED = {
+    hub.CHECKPOINT: f"a Hugging Face folder, a nanoGPT ckpt.pt, {_HUB_ID}, or one of: {', '.join(BUNDLED)}",
+    hub.TOKENIZER: f"a folder with the files of a tokenizer, {_HUB_ID}, or one of: {', '.join(BUNDLED)}",
+    hub.ADAPTER: f"the folder of a PEFT adapter, or {_HUB_ID}",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A loaded checkpoint: the float32 network, the text of its tokenizer files by name, and where it came from."""
+    """A loaded checkpoint: the float32 network, its tokenizer, and where it came from.
+
+    `notes` are facts worth telling the user, a line each.
+    """
 
     gpt: GPT
-    tokenizer_files: Mapping[str, str]
-    tokenizer_vocab_size: int
+    tokenizer_files: TokenizerFiles
     generation_config: Mapping[str, Any]
     source: Source
+    notes: tuple[str, ...] = ()
 
 
-def load_checkpoint(name: str | Path) -> Checkpoint:
-    """Load a Hugging Face folder, or a model bundled with this package by its name (`austen`).
+@dataclass(frozen=True)
+class _Place:
+    """Where the files of something named are, and how its origin is recorded."""
 
-    A bundled name wins over a folder of that name (write ./austen for the folder). Raises ModelError for a network and
-    ExportError for a tokenizer that is not supported.
+    path: Path
+    id: str
+    commit: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def load_checkpoint(
+    name: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    adapter: str | Path | None = None,
+    revision: str | None = None,
+    activation: str | None = None,
+    on_download: Callable[[hub.DownloadProgress], None] = lambda progress: None,
+) -> Checkpoint:
+    """Load a Hugging Face folder, a nanoGPT checkpoint file, a hub id (owner/name) or a bundled model (`austen`).
+
+    A bundled name wins over a folder of that name (write ./austen for the folder), a path that exists over a hub id.
+    `tokenizer` is a folder or hub id to take the tokenizer from, which a nanoGPT file needs; `adapter` one with a PEFT
+    adapter to merge; `revision` a branch, tag or commit of the hub id; `activation` that of a nanoGPT file, which does
+    not state it ("gelu" by default). The source's sha256 is of the file of weights, or, of several (an adapter's
+    last), of their hexadecimal sha256s joined in order. Raises ModelError for a network
+    or adapter, ExportError or BundleError for a tokenizer, that is not supported or damaged; ExportError for the hub.
     """
-    folder = find_folder(name)
-    gpt = load_gpt(folder)
-    files = read_tokenizer_files(folder)
-    tokenizer = load_tokenizer(folder, files)
-    if gpt.config.vocab_size < tokenizer.vocab_size:
+    place = _locate(name, hub.CHECKPOINT, on_download, revision)
+    if place.path.is_file():
+        _refuse_other_file(place.path, has_tokenizer=tokenizer is not None)
+    elif activation is not None:
+        raise ExportError(f"activation = {activation!r} is of a nanoGPT file; {name} states its own: leave it out")
+    tokens = place if tokenizer is None else _locate(tokenizer, hub.TOKENIZER, on_download)
+    change = None if adapter is None else _locate(adapter, hub.ADAPTER, on_download)
+    gpt = (
+        load_nanogpt(place.path, activation_function=activation or "gelu")
+        if place.path.is_file()
+        else load_gpt(place.path)
+    )
+    files = read_tokenizer(tokens.path)
+    if gpt.config.vocab_size < files.tokenizer.vocab_size:
         raise ExportError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, the model only {gpt.config.vocab_size} rows; "
-            "use the tokenizer that the model was trained with"
+            f"{tokens.path}: the tokenizer has {files.tokenizer.vocab_size} ids, the model only "
+            f"{gpt.config.vocab_size} rows; use the tokenizer that the model was trained with"
         )
+    if place.path.is_file():
+        end = files.vocab.get(END_OF_TEXT)
+        gpt.config = replace(gpt.config, bos_token_id=end, eos_token_id=end)
+    weights = [place.path] if place.path.is_file() else weight_files(place.path)
+    if change is not None:
+        merge_adapter(gpt, change.path)
+        weights.append(adapter_file(change.path))
+    notes = (note for found in (place, tokens, change) if found for note in found.notes)
     return Checkpoint(
         gpt=gpt,
         tokenizer_files=files,
-        tokenizer_vocab_size=tokenizer.vocab_size,
-        generation_config=_generation_config(folder, gpt, tokenizer.vocab_size),
-        source=Source(
-            id=name if isinstance(name, str) and name in BUNDLED else folder.resolve().name,
-            sha256=sha256_of(folder / WEIGHTS_FILE),
-            licence=_licence(folder),
-        ),
+        generation_config=_generation_config(place.path, gpt, files.tokenizer.vocab_size),
+        source=_source(place, change, weights),
+        notes=tuple(dict.fromkeys((*notes, *_weight_notes(place, weights, gpt), *files.notes))),
     )
 
 
 def find_folder(name: str | Path) -> Path:
-    """Return the folder that `name` stands for. Raises ModelError when there is none."""
+    """Return the folder, or file, that `name` stands for on this machine. Raises ModelError when there is none."""
     if isinstance(name, str) and name in BUNDLED:
         return Path(str(importlib.resources.files("ortgpt_models"))) / "checkpoints" / name
-    folder = Path(name)
-    if not folder.is_dir():
-        state = "is a file" if folder.exists() else "does not exist"
-        raise ModelError(f"{folder} {state}; expected a Hugging Face GPT-2 folder, or one of: {', '.join(BUNDLED)}")
-    return folder
+    if not os.path.exists(name):
+        raise ModelError(f"{str(name) or repr('')} does not exist (accepted: {_ACCEPTED[hub.CHECKPOINT]})")
+    return Path(name)
 
 
-def read_tokenizer_files(folder: Path) -> dict[str, str]:
-    """Return the text of vocab.json and merges.txt, added tokens in the vocabulary; from tokenizer.json if need be.
+def _locate(
+    name: str | Path,
+    part: hub.Part,
+    on_download: Callable[[hub.DownloadProgress], None],
+    revision: str | None = None,
+) -> _Place:
+    """Return where `part` of what `name` stands for is, after a download if need be."""
+    bundled = isinstance(name, str) and name in BUNDLED
+    if not bundled and not os.path.exists(name):
+        if not (isinstance(name, str) and hub.looks_like_hub_id(name)):
+            raise ModelError(f"{str(name) or repr('')} does not exist (accepted: {_ACCEPTED[part]})")
+        snapshot = hub.download(name, revision=revision, part=part, on_progress=on_download)
+        return _Place(snapshot.folder, name, snapshot.commit, snapshot.notes)
+    if revision is not None:
+        raise ExportError(f"revision = {revision!r} is of a hub id, and {name} is on this machine; leave it out")
+    path = find_folder(name)
+    if part is not hub.CHECKPOINT and not path.is_dir():
+        raise ModelError(f"{path} is a file (accepted: {_ACCEPTED[part]})")
+    whole = path.resolve()
+    return _Place(path, str(name) if bundled else whole.name if path.is_dir() else f"{whole.parent.name}/{whole.name}")
 
-    Raises ExportError when files are missing or of another kind, or an added token takes the id of another.
-    """
-    missing = [file for file in (File.VOCAB, File.MERGES) if not (folder / file).is_file()]
-    if not missing:
-        vocab = read_vocab(folder / File.VOCAB)
-        read_merges(folder / File.MERGES)
-        files = {file: (folder / file).read_text(encoding="utf-8") for file in (File.VOCAB, File.MERGES)}
-    elif (folder / _TOKENIZER_JSON).is_file():
-        vocab, merges = _read_tokenizer_json(folder / _TOKENIZER_JSON)
-        files = {File.VOCAB: json.dumps(vocab, ensure_ascii=False), File.MERGES: merges}
-    else:
+
+def _refuse_other_file(path: Path, *, has_tokenizer: bool) -> None:
+    """Raise ModelError for a file that is one of a Hugging Face folder, ExportError where a tokenizer is wanting."""
+    if path.suffix in (".safetensors", ".json") or (path.suffix == ".bin" and (path.parent / CONFIG_FILE).exists()):
+        raise ModelError(f"{path} is one file of a checkpoint; name its folder, {path.parent}")
+    if not has_tokenizer:
         raise ExportError(
-            f"no {' and no '.join(missing)} in {folder}; expected a GPT-2 tokenizer as {File.VOCAB} and {File.MERGES}, "
-            f"or as {_TOKENIZER_JSON}"
+            f"{path} is a file, and a nanoGPT checkpoint carries no tokenizer; name the one it was trained with "
+            "(--tokenizer): a folder, or for GPT-2's own openai-community/gpt2"
         )
-    token_of = {token_id: token for token, token_id in vocab.items()}
-    new = {token: token_id for token, token_id in _added_tokens(folder).items() if vocab.get(token) != token_id}
-    clashes = [f"{token!r} = {token_id}" for token, token_id in new.items() if token_id in token_of or token in vocab]
-    if clashes:
-        raise ExportError(f"{folder}: added tokens that contradict {File.VOCAB}: {', '.join(clashes)}")
-    return files if not new else files | {File.VOCAB: json.dumps(vocab | new, ensure_ascii=False)}
 
 
-def _read_tokenizer_json(path: Path) -> tuple[dict[str, int], str]:
-    """Return the vocabulary and the text of the merges of a tokenizer.json.
+def _source(place: _Place, change: _Place | None, weights: Sequence[Path]) -> Source:
+    """Return the provenance; an adapter's is part of the id, since the weights are of both."""
+    digests = [sha256_of(path) for path in weights]
+    name, licences = place.id, [_licence(place.path)]
+    if change is not None:
+        name += f" + {change.id}" + (f"@{change.commit}" if change.commit else "")
+        licences.append(_licence(change.path))
+    return Source(
+        id=name,
+        revision=place.commit,
+        sha256=digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest(),
+        licence=" + ".join(dict.fromkeys(filter(None, licences))) or None,
+    )
 
-    Raises ExportError unless it splits and joins text as GPT-2 does: a BPE on bytes, with nothing before or beside it.
-    """
-    values = read_json_object(path)
-    model, splitter = (_object(values.get(key)) for key in ("model", "pre_tokenizer"))
-    faults = [
-        f"{name} = {found!r} (accepted: {wanted})"
-        for name, found, good, wanted in (
-            ("model.type", model.get("type"), model.get("type") == "BPE", "BPE"),
-            ("normalizer", values.get("normalizer"), values.get("normalizer") is None, "null"),
-            ("pre_tokenizer.type", splitter.get("type"), splitter.get("type") == "ByteLevel", "ByteLevel"),
-            ("add_prefix_space", splitter.get("add_prefix_space"), not splitter.get("add_prefix_space"), "false"),
-            ("use_regex", splitter.get("use_regex"), splitter.get("use_regex", True) is True, "true"),
-            *((key, model.get(key), not model.get(key), "null") for key in _BPE_VARIANTS),
+
+def _weight_notes(place: _Place, weights: Sequence[Path], gpt: GPT) -> list[str]:
+    """Return what is worth telling of how the weights were read."""
+    notes = []
+    if place.path.is_file():
+        notes.append(
+            f"{place.path.name} was read with weights_only=True, and as it does not state its activation, with "
+            f"{gpt.config.activation_function}"
         )
-        if not good
-    ]
-    vocab, merges = model.get("vocab"), model.get("merges")
-    if not isinstance(vocab, dict) or not isinstance(merges, list):
-        faults.append("model.vocab or model.merges is missing")
-    if not isinstance(vocab, dict) or not isinstance(merges, list) or faults:
-        raise ExportError(f"{path}: this tokenizer is not supported: {'; '.join(faults)}")
-    lines = (" ".join(map(str, merge)) if isinstance(merge, list) else str(merge) for merge in merges)
-    return vocab, "".join(f"{line}\n" for line in lines)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _added_tokens(folder: Path) -> dict[str, int]:
-    """Return the tokens that added_tokens.json and tokenizer.json put beside the vocabulary, with their ids."""
-    added: list[tuple[Any, Any]] = []
-    if (folder / _ADDED_TOKENS_JSON).is_file():
-        added += read_json_object(folder / _ADDED_TOKENS_JSON).items()
-    if (folder / _TOKENIZER_JSON).is_file():
-        entries = read_json_object(folder / _TOKENIZER_JSON).get("added_tokens") or []
-        entries = entries if isinstance(entries, list) else [entries]
-        added += [(_object(entry).get("content"), _object(entry).get("id")) for entry in entries]
-    bad = [(token, token_id) for token, token_id in added if type(token) is not str or type(token_id) is not int]
-    if bad:
-        raise ExportError(
-            f"{folder}: an added token is {bad[0][0]!r} with id {bad[0][1]!r}; expected a text and an integer"
-        )
-    return dict(added)
-
-
-def load_tokenizer(folder: Path, files: Mapping[str, str]) -> Tokenizer:
-    """Build the tokenizer as a bundle would have it, and make sure that it will split text as its merges say.
-
-    Raises ExportError when it does not fit the runtime's byte-rank BPE, BundleError when its files are damaged.
-    """
-    with tempfile.TemporaryDirectory() as bundle:
-        for name, text in files.items():
-            (Path(bundle) / name).write_bytes(text.encode("utf-8", errors="surrogatepass"))  # the reader refuses them
-        tokenizer = Tokenizer.load(Path(bundle))
-        merges = read_merges(Path(bundle) / File.MERGES)
-    faults = [f"id {token_id} has no token" for token_id in tokenizer.unused_ids()[:3]]
-    made = {left + right for left, right in merges}
-    # Letters that stand for bytes beyond ASCII: an added token is plain text and has none of them.
-    unmade = [text for text in json.loads(files[File.VOCAB]) if len(text) > 1 and text not in made]
-    faults += [
-        f"token {text!r} is made by no merge (is {File.MERGES} complete?)"
-        for text in unmade
-        if any(0x100 <= ord(letter) < 0x144 for letter in text)
-    ][:3]
-    faults += [f"merge {left} {right} is never reached" for left, right in unreachable_merges(merges)[:3]]
-    if faults:
-        raise ExportError(f"{folder}: this tokenizer is not supported: {'; '.join(faults)}")
-    return tokenizer
-
-
-def unreachable_merges(merges: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the merges that joining by the rank of the joined text does not reproduce from single letters.
-
-    Pair-by-pair BPE ranks pairs, the runtime ranks what they join to. The two agree where the letters of each merged
-    token, joined by the lower-ranked tokens only, come out as exactly the merge's two parts.
-    """
-    ranks: dict[str, int] = {}
-    bad = []
-    for rank, (left, right) in enumerate(merges):
-        if left + right in ranks or _join(left + right, ranks) != [left, right]:
-            bad.append((left, right))
-        ranks.setdefault(left + right, rank)
-    return bad
-
-
-def _join(text: str, ranks: Mapping[str, int]) -> list[str]:
-    parts = list(text)
-    while len(parts) > 2:
-        best, index = min((ranks.get(parts[i] + parts[i + 1], len(ranks)), i) for i in range(len(parts) - 1))
-        if best == len(ranks):
-            break
-        parts[index : index + 2] = [parts[index] + parts[index + 1]]
-    return parts
+        weights = weights[1:]
+    names = [path.name for path in weights if path.suffix != ".safetensors"]
+    if names:
+        where = "the folder" if place.commit is None else "the repository"
+        notes.append(f"{where} has no safetensors; {', '.join(names)} was read with weights_only=True")
+    return notes
 
 
 def _generation_config(folder: Path, gpt: GPT, vocab_size: int) -> dict[str, Any]:

@@ -16,25 +16,48 @@ if TYPE_CHECKING:
     from ortgpt_exporter.bundle_writer import Progress as ExportProgress
     from ortgpt_models.train import Progress as TrainProgress
 
-_EXTRA_MODULES = ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "tokenizers")
+_EXTRA_MODULES = ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "tokenizers", "huggingface_hub", "httpx2")
 
 
 @click.command()
 @click.argument("checkpoint")
 @click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The bundle folder to write.")
 @click.option(
-    "--dtype", type=click.Choice(["float32"]), default="float32", show_default=True, help="Precision of the weights."
+    "--dtype",
+    type=click.Choice(["float32", "float16"]),
+    help="Precision of weights and cache. [default: float32 for cpu, float16 for cuda]",
 )
+@click.option(
+    "--flavour",
+    type=click.Choice(["native", "portable"]),
+    default="native",
+    show_default=True,
+    help="native: fused attention on a fixed cache, the fastest here. portable: standard operators, for Optimum, "
+    "onnxruntime-genai and Transformers.js.",
+)
+@click.option(
+    "--target", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="The device to run on."
+)
+@click.option("--tokenizer", metavar="PATH|ID", help="Take the tokenizer from this folder or hub id; nanoGPT has none.")
+@click.option("--adapter", metavar="DIR|ID", help="Merge this PEFT LoRA adapter into the weights.")
+@click.option("--revision", help="Branch, tag or commit of the hub id. [default: main]")
+@click.option(
+    "--activation",
+    type=click.Choice(["gelu", "gelu_new"]),
+    help="Of a nanoGPT file, which does not state it: gelu, or gelu_new where it was trained before mid-2023.",
+)
+@click.option("--external-data", is_flag=True, help="Put the weights into a file of their own, even if they are small.")
 @click.option("--force", is_flag=True, help="Replace the bundle that is already there, once the new one is whole.")
-def export(checkpoint: str, out: Path, dtype: str, force: bool) -> None:
+def export(checkpoint: str, out: Path, force: bool, **form: Any) -> None:
     """Export CHECKPOINT to a bundle and prove it against PyTorch.
 
-    CHECKPOINT is a Hugging Face GPT-2 folder (config.json, model.safetensors, vocab.json, merges.txt), or `austen`,
-    the model that comes with this package.
+    CHECKPOINT is a Hugging Face GPT-2 folder, a hub id (openai-community/gpt2), a nanoGPT ckpt.pt, or `austen`, the
+    model that comes with this package.
     """
     with one_line_errors():
         from ortgpt_exporter.bundle_writer import export_bundle
 
+        notes: list[str] = []
         with _bar("export") as bar:
 
             def show(progress: ExportProgress) -> None:
@@ -42,10 +65,14 @@ def export(checkpoint: str, out: Path, dtype: str, force: bool) -> None:
                 bar.label = progress.activity
                 bar.update(progress.done - bar.pos)
 
-            bundle = export_bundle(checkpoint, out, dtype=dtype, force=force, on_progress=show)
+            bundle = export_bundle(checkpoint, out, force=force, on_progress=show, on_note=notes.append, **form)
+    for note in notes:
+        click.echo(f"Note: {note}", err=True)
     click.echo(format_checks(bundle.manifest.verification), err=True)
     size = sum(entry.size for entry in bundle.manifest.files.values())
-    click.echo(f"{out}  {size / 1e6:.1f} MB  {dtype}  {bundle.config.n_layer} layers", err=True)
+    click.echo(
+        f"{out}  {size / 1e6:.1f} MB  {bundle.manifest.precision.dtype}  {bundle.config.n_layer} layers", err=True
+    )
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""From a PyTorch `GPT` to an ONNX graph: named dynamic axes, one fused attention node a layer. Knows no files."""
+"""From a PyTorch `GPT` to an ONNX graph with the tensors and named axes of the contract. Knows no files."""
 
 from __future__ import annotations
 
@@ -11,104 +11,49 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ortgpt.contract import KEY_VALUE, Axis, DType, Spec, native_tensors
+from ortgpt.contract import DType, Flavour, Spec, graph_tensors
 from ortgpt_exporter.errors import ExportError
+from ortgpt_exporter.graphs import ATTENTION, GRAPHS, MICROSOFT, WideEmbedding
 from ortgpt_models import GPT, GPTConfig
 from ortgpt_models.gpt import Conv1D
 
-# The first opset with Gelu, so that the activation is one node to recognise; `optimize` lowers it where it can.
-EXPORT_OPSET = 20
-ATTENTION = "GroupQueryAttention"
-MICROSOFT = "com.microsoft"
-_HEAD_DIM_MULTIPLE = 8
-_DTYPES = {ir.DataType.FLOAT: DType.FLOAT32, ir.DataType.INT32: DType.INT32, ir.DataType.INT64: DType.INT64}
+# The first opset with Gelu, so that the native activation is one node to recognise; `optimize` lowers it where it can.
+# A portable graph gets its parts instead, which every runtime has.
+_OPSETS = {Flavour.NATIVE: 20, Flavour.PORTABLE: 18}
+_HEAD_DIM_MULTIPLE = 8  # of GroupQueryAttention
+_DTYPES = {
+    ir.DataType.FLOAT: DType.FLOAT32,
+    ir.DataType.FLOAT16: DType.FLOAT16,
+    ir.DataType.INT32: DType.INT32,
+    ir.DataType.INT64: DType.INT64,
+}
 
 
-class _FusedAttention:
-    """Emit one com.microsoft::GroupQueryAttention a layer, on key-value buffers that it updates in place."""
+def export_graph(gpt: GPT, flavour: str, dtype: str) -> ir.Model:
+    """Export `gpt`, which stays as it is, as a graph that computes and caches in `dtype`, "float32" or "float16".
 
-    def __init__(self, n_head: int, buffers: list[Tensor], seqlens_k: Tensor, total_sequence_length: Tensor) -> None:
-        self.n_head = n_head
-        self.buffers = buffers
-        self.lengths = [seqlens_k, total_sequence_length]
-        self.presents: list[Tensor] = []
-
-    def __call__(self, layer_index: int, qkv: Tensor, scale: float) -> Tensor:
-        past = self.buffers[2 * layer_index : 2 * layer_index + 2]
-        batch, seq, width = qkv.shape
-        out, *present = torch.onnx.ops.symbolic_multi_out(
-            f"{MICROSOFT}::{ATTENTION}",
-            [qkv, None, None, *past, *self.lengths],  # query holds key and value too
-            attrs={"num_heads": self.n_head, "kv_num_heads": self.n_head, "scale": scale},
-            dtypes=[qkv.dtype] * 3,
-            shapes=[(batch, seq, width // 3), *(buffer.shape for buffer in past)],
-            version=1,
-        )
-        self.presents += present
-        return out
-
-
-class _NativeGraph(nn.Module):
-    """The network with the inputs and outputs of a native graph."""
-
-    def __init__(self, gpt: GPT) -> None:
-        super().__init__()
-        self.gpt = gpt
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        seqlens_k: Tensor,
-        total_sequence_length: Tensor,
-        logit_positions: Tensor,
-        past_key_values: list[Tensor],
-    ) -> tuple[Tensor, list[Tensor]]:
-        attend = _FusedAttention(self.gpt.config.n_head, past_key_values, seqlens_k, total_sequence_length)
-        logits = self.gpt(input_ids, position_ids, attend=attend, logit_positions=logit_positions)
-        return logits, attend.presents
-
-
-def export_native(gpt: GPT) -> ir.Model:
-    """Export `gpt`, which stays as it is, as a native graph (tensors and axes as in `ortgpt.contract`).
-
-    Raises ExportError unless exactly one attention node a layer came out and every axis kept its name.
+    Raises ExportError unless the attention came out as it must and every tensor has the contract's type and axes, or
+    when a weight is too large for float16.
     """
     config = gpt.config
-    head_dim = padded_head_dim(config.head_dim)
-    module = _NativeGraph(gpt if head_dim == config.head_dim else pad_heads(gpt, head_dim)).eval()
-    batch, seq, count, capacity = (
-        torch.export.Dim(name) for name in (Axis.BATCH, Axis.SEQUENCE, Axis.LOGIT, Axis.CACHE)
-    )
-    inputs, outputs = native_tensors_of(config)
-    cache = [torch.zeros(2, config.n_head, 8, head_dim) for _ in range(len(KEY_VALUE) * config.n_layer)]
-    # Two rows of three tokens: sizes of 1 would be taken for constants.
-    example = (
-        torch.zeros(2, 3, dtype=torch.int64),
-        torch.zeros(2, 3, dtype=torch.int64),
-        torch.full((2,), 2, dtype=torch.int32),
-        torch.tensor(3, dtype=torch.int32),
-        torch.zeros(2, 2, dtype=torch.int64),
-        cache,
-    )
+    head_dim = cache_head_dim(config, flavour)
+    if dtype == DType.FLOAT16:
+        gpt = halve(gpt)
+    if head_dim != config.head_dim:
+        gpt = pad_heads(gpt, head_dim)
+    module = GRAPHS[flavour](gpt).eval()
+    inputs, outputs = tensors_of(config, flavour, dtype)
     with _quiet():
         program = torch.onnx.export(
             module,
-            example,
+            module.example,
             dynamo=True,
-            opset_version=EXPORT_OPSET,
+            opset_version=_OPSETS[flavour],
             input_names=list(inputs),
             output_names=list(outputs),
-            dynamic_shapes=(
-                {0: batch, 1: seq},
-                {0: batch, 1: seq},
-                {0: batch},
-                None,
-                {0: batch, 1: count},
-                [{0: batch, 2: capacity}] * len(cache),
-            ),
+            dynamic_shapes=module.dynamic_shapes,
             verbose=False,
             optimize=False,  # it would fold the transposed head of a small model into a second copy
         )
@@ -117,16 +62,35 @@ def export_native(gpt: GPT) -> ir.Model:
     for value in list(model.graph.initializers.values()):
         assert value.name is not None
         value.name = value.name.removeprefix("gpt.")  # the checkpoint's own names
-    check_native(model, config)
+    _name_axes(model, inputs | outputs)
+    check_graph(model, config, flavour, dtype)
     return model
 
 
-def check_native(model: ir.Model, config: GPTConfig) -> None:
-    """Raise ExportError unless `model` has one attention node a layer and the tensors of the contract."""
+def _name_axes(model: ir.Model, specs: dict[str, Spec]) -> None:
+    """Give the dynamic axes that torch made up itself, sums of others say, the contract's names."""
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        axes = specs[value.name or ""][1]
+        if value.shape is not None and len(value.shape) == len(axes):
+            value.shape = ir.Shape(
+                [
+                    axis if isinstance(axis, str) and not isinstance(dim, int) else dim
+                    for dim, axis in zip(value.shape, axes, strict=True)
+                ]
+            )
+
+
+def check_graph(model: ir.Model, config: GPTConfig, flavour: str, dtype: str) -> None:
+    """Raise ExportError unless `model` has the tensors of the contract, and the attention of its flavour."""
     found = sum(node.op_type == ATTENTION and node.domain == MICROSOFT for node in model.graph)
-    if found != config.n_layer:
+    if flavour == Flavour.NATIVE and found != config.n_layer:
         raise ExportError(f"the graph has {found} {ATTENTION} nodes for {config.n_layer} layers; expected one a layer")
-    for wanted, values in zip(native_tensors_of(config), (model.graph.inputs, model.graph.outputs), strict=True):
+    foreign = sorted({f"{node.domain}::{node.op_type}" for node in model.graph if node.domain})
+    if flavour == Flavour.PORTABLE and foreign:
+        raise ExportError(f"the graph has {', '.join(foreign)}; a portable one has only standard operators")
+    for wanted, values in zip(
+        tensors_of(config, flavour, dtype), (model.graph.inputs, model.graph.outputs), strict=True
+    ):
         specs = {
             value.name: (
                 "" if value.dtype is None else _DTYPES.get(value.dtype, value.dtype.name),
@@ -138,20 +102,46 @@ def check_native(model: ir.Model, config: GPTConfig) -> None:
             raise ExportError(f"the graph has the tensors {specs}; expected {wanted}")
 
 
-def native_tensors_of(config: GPTConfig) -> tuple[dict[str, Spec], dict[str, Spec]]:
-    """Return the contract's inputs and outputs for a network exported in float32."""
-    return native_tensors(
+def tensors_of(config: GPTConfig, flavour: str, dtype: str) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    """Return the contract's inputs and outputs for a network with a cache of `dtype`."""
+    return graph_tensors(
+        flavour,
         n_layer=config.n_layer,
         n_head=config.n_head,
-        head_dim=padded_head_dim(config.head_dim),
+        head_dim=cache_head_dim(config, flavour),
         vocab_size=config.vocab_size,
-        dtype=DType.FLOAT32,
+        dtype=dtype,
     )
 
 
+def cache_head_dim(config: GPTConfig, flavour: str) -> int:
+    """Return the head size in the cache; the fused operator takes multiples of 8."""
+    return padded_head_dim(config.head_dim) if flavour == Flavour.NATIVE else config.head_dim
+
+
 def padded_head_dim(head_dim: int) -> int:
-    """Return the head size the attention operator takes: the next multiple of 8."""
+    """Return the next multiple of 8."""
     return -(-head_dim // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE
+
+
+@torch.no_grad()
+def halve(gpt: GPT) -> GPT:
+    """Return a copy in float16, its embedding a WideEmbedding.
+
+    Raises ExportError naming the weights that float16 cannot hold.
+    """
+    state = {name: tensor.to(torch.float16) for name, tensor in gpt.state_dict().items()}
+    bad = [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]
+    if bad:
+        raise ExportError(
+            f"{', '.join(bad[:3])} has values beyond {torch.finfo(torch.float16).max:.0f}, the largest in float16; "
+            "export in float32"
+        )
+    with torch.device("meta"):
+        half = GPT(gpt.config)
+    half.load_state_dict(state, assign=True)
+    half.wte = WideEmbedding(half.wte.weight)  # type: ignore[assignment]  # called like the one it replaces
+    return half.eval()
 
 
 def pad_heads(gpt: GPT, head_dim: int) -> GPT:
@@ -160,7 +150,8 @@ def pad_heads(gpt: GPT, head_dim: int) -> GPT:
     n_embd, n_head, old = gpt.config.n_embd, gpt.config.n_head, gpt.config.head_dim
     for block in gpt.h:
         attn: Any = block.attn
-        c_attn, c_proj = Conv1D(n_embd, 3 * n_head * head_dim), Conv1D(n_head * head_dim, n_embd)
+        sizes = (n_embd, 3 * n_head * head_dim), (n_head * head_dim, n_embd)
+        c_attn, c_proj = (Conv1D(*size).to(gpt.wte.weight.dtype) for size in sizes)
         pad = (0, head_dim - old)
         with torch.no_grad():
             weight = attn.c_attn.weight.view(n_embd, 3, n_head, old)

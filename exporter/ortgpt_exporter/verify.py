@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ortgpt.contract import DType
-from ortgpt.engine import Call, Engine
+from ortgpt.engine import Engine
 from ortgpt.manifest import Check
 from ortgpt_models import GPT
 
@@ -122,7 +122,7 @@ def _steps(
     expected = [_oracle(gpt, row, np.arange(len(ids) - 1, len(row))) for ids, row in zip(prompts, rows, strict=True)]
     found = engine.prefill(cache, prompts)
     yield np.stack([logits[0] for logits in expected]), found[:, 0]
-    call = Call(engine.session, engine.config, cache, sequence_length=1, logit_count=1)
+    call = engine.new_call(cache)
     for step, token_id in enumerate(continuation):
         call.input_ids[:, 0] = token_id
         yield np.stack([logits[step + 1] for logits in expected]), call.run(cache.lengths + 1)[:, 0]

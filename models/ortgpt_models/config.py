@@ -13,7 +13,7 @@ ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu")
 # Keys of a Hugging Face GPT-2 config that change the function computed, with the only values that this network has.
 FIXED_KEYS: Mapping[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
-    "tie_word_embeddings": (True,),
+    "tie_word_embeddings": (True, False),  # where false, the weights tell whether the head is the embedding after all
     "add_cross_attention": (False,),
     "is_encoder_decoder": (False,),
     "pruned_heads": ({}, None),
@@ -88,7 +88,7 @@ class GPTConfig:
         Raises ModelError naming every key whose value this network cannot honour.
         """
         faults = [
-            f"{key} = {values[key]!r} (accepted: {allowed[0]!r})"
+            f"{key} = {values[key]!r} (accepted: {' or '.join(map(repr, allowed))})"
             for key, allowed in FIXED_KEYS.items()
             if key in values and values[key] not in allowed
         ]

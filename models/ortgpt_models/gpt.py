@@ -182,6 +182,18 @@ class GPT(nn.Module):
         0, when not given. `logit_positions`, int64 (batch, logit_count), picks the places within seq whose logits are
         computed (all when None). Result: (batch, seq or logit_count, vocab_size).
         """
+        x = self.hidden(input_ids, position_ids, attend=attend, logit_positions=logit_positions)
+        return F.linear(x, self.wte.weight)
+
+    def hidden(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        *,
+        attend: Attend | None = None,
+        logit_positions: Tensor | None = None,
+    ) -> Tensor:
+        """Return what the head sees, (batch, seq or logit_count, n_embd); arguments as of forward()."""
         if attend is None:
             attend = FullAttention(self.config.n_head, self.config.attn_pdrop if self.training else 0.0)
         if position_ids is None:
@@ -192,4 +204,5 @@ class GPT(nn.Module):
             x = block(x, attend)
         if logit_positions is not None:
             x = x.gather(1, logit_positions[..., None].expand(-1, -1, x.shape[2]))  # (batch, logit_count, n_embd)
-        return F.linear(self.ln_f(x), self.wte.weight)
+        out: Tensor = self.ln_f(x)
+        return out

@@ -15,10 +15,14 @@ class File:
 
     MANIFEST = "ortgpt.json"
     MODEL = "model.onnx"
+    MODEL_DATA = "model.onnx.data"  # the weights, where they are too large for the graph's own file
     CONFIG = "config.json"
     GENERATION_CONFIG = "generation_config.json"
     VOCAB = "vocab.json"
     MERGES = "merges.txt"
+    TOKENIZER = "tokenizer.json"
+    TOKENIZER_CONFIG = "tokenizer_config.json"
+    GENAI_CONFIG = "genai_config.json"
 
 
 class Tensor:
@@ -26,17 +30,18 @@ class Tensor:
 
     INPUT_IDS = "input_ids"
     POSITION_IDS = "position_ids"
+    ATTENTION_MASK = "attention_mask"  # 1 where a position of the cache or of the new tokens counts, else 0
     SEQLENS_K = "seqlens_k"  # valid positions of each row after the call, less 1
     TOTAL_SEQUENCE_LENGTH = "total_sequence_length"  # the longest row's valid positions after the call
     LOGIT_POSITIONS = "logit_positions"  # the places within the sequence whose logits are wanted
     LOGITS = "logits"
 
     @staticmethod
-    def past(layer: int, kind: str) -> str:
+    def past(layer: int | str, kind: str) -> str:
         return f"past_key_values.{layer}.{kind}"
 
     @staticmethod
-    def present(layer: int, kind: str) -> str:
+    def present(layer: int | str, kind: str) -> str:
         return f"present.{layer}.{kind}"
 
 
@@ -58,6 +63,8 @@ class Axis:
     SEQUENCE = "sequence_length"
     CACHE = "cache_length"
     LOGIT = "logit_count"
+    PAST = "past_sequence_length"
+    TOTAL = "total_sequence_length"  # past and new together
 
 
 class DType:
@@ -71,13 +78,20 @@ Axes = tuple[str | int, ...]
 Spec = tuple[str, Axes]  # element type and axes
 
 
-def native_tensors(
-    *, n_layer: int, n_head: int, head_dim: int, vocab_size: int, dtype: str
+def graph_tensors(
+    flavour: str, *, n_layer: int, n_head: int, head_dim: int, vocab_size: int, dtype: str
 ) -> tuple[dict[str, Spec], dict[str, Spec]]:
-    """Return the inputs and the outputs of a native graph, in order; an axis is a name where it is dynamic.
+    """Return the inputs and the outputs of a graph, in order; an axis is a name where it is dynamic.
 
     `dtype` is that of the cache; logits are always float32.
     """
+    make = {Flavour.NATIVE: _native_tensors, Flavour.PORTABLE: _portable_tensors}[flavour]
+    return make(n_layer=n_layer, n_head=n_head, head_dim=head_dim, vocab_size=vocab_size, dtype=dtype)
+
+
+def _native_tensors(
+    *, n_layer: int, n_head: int, head_dim: int, vocab_size: int, dtype: str
+) -> tuple[dict[str, Spec], dict[str, Spec]]:
     cache: Spec = (dtype, (Axis.BATCH, n_head, Axis.CACHE, head_dim))
     inputs: dict[str, Spec] = {
         Tensor.INPUT_IDS: (DType.INT64, (Axis.BATCH, Axis.SEQUENCE)),
@@ -89,6 +103,21 @@ def native_tensors(
     outputs: dict[str, Spec] = {Tensor.LOGITS: (DType.FLOAT32, (Axis.BATCH, Axis.LOGIT, vocab_size))}
     inputs |= dict.fromkeys(past_names(n_layer), cache)
     outputs |= dict.fromkeys(present_names(n_layer), cache)
+    return inputs, outputs
+
+
+def _portable_tensors(
+    *, n_layer: int, n_head: int, head_dim: int, vocab_size: int, dtype: str
+) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    inputs: dict[str, Spec] = {
+        Tensor.INPUT_IDS: (DType.INT64, (Axis.BATCH, Axis.SEQUENCE)),
+        Tensor.ATTENTION_MASK: (DType.INT64, (Axis.BATCH, Axis.TOTAL)),
+        Tensor.POSITION_IDS: (DType.INT64, (Axis.BATCH, Axis.SEQUENCE)),
+    }
+    outputs: dict[str, Spec] = {Tensor.LOGITS: (DType.FLOAT32, (Axis.BATCH, Axis.SEQUENCE, vocab_size))}
+    past, present = ((dtype, (Axis.BATCH, n_head, axis, head_dim)) for axis in (Axis.PAST, Axis.TOTAL))
+    inputs |= dict.fromkeys(past_names(n_layer), past)
+    outputs |= dict.fromkeys(present_names(n_layer), present)
     return inputs, outputs
 
 
@@ -117,6 +146,7 @@ class Key:
     RECIPE = "recipe"
     PARAMETERS = "parameters"
     PROMISE = "promise"
+    RELATIVE_LOGIT_BOUND = "relative_logit_bound"  # in units of the largest logit
     SOURCE = "source"
     ID = "id"
     REVISION = "revision"
@@ -155,7 +185,8 @@ class Role:
 
 
 class Flavour:
-    NATIVE = "native"
+    NATIVE = "native"  # fused attention on a fixed cache
+    PORTABLE = "portable"  # standard operators and a growing cache, as Hugging Face Optimum has them
 
 
 class Target:
@@ -164,10 +195,12 @@ class Target:
 
 
 class CacheKind:
-    FIXED = "fixed"
+    FIXED = "fixed"  # buffers that the graph updates in place
+    GROWING = "growing"  # each call returns the past with the new tokens behind it
 
 
 class Promise:
     """What a precision promises of batched, pieced and cached decoding against plain decoding."""
 
     EXACT = "exact"  # the same tokens
+    BOUNDED = "bounded"  # the same but where the two best logits lie closer than a bound

@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ortgpt.bundle import ModelConfig
-from ortgpt.cache import FixedCache
-from ortgpt.contract import Tensor
-from ortgpt.errors import ContextLengthError, EngineError, NonFiniteLogitsError
+from ortgpt.cache import Cache, FixedCache, new_cache
+from ortgpt.call import Call, Logits, new_call
+from ortgpt.errors import ContextLengthError, NonFiniteLogitsError
 from ortgpt.session import Session
 
-Logits = npt.NDArray[np.float32]
 Pick = Callable[[Logits, Sequence[int]], int]
 
 
@@ -53,15 +51,19 @@ class Engine:
         self.config = config
         self.allowed_vocab_size = config.vocab_size - masked_tokens
 
-    def new_cache(self, batch_size: int, tokens: int) -> FixedCache:
+    def new_cache(self, batch_size: int, tokens: int) -> Cache:
         """Make an empty cache for `batch_size` rows of at most `tokens` tokens."""
-        return FixedCache.allocate(
+        return new_cache(
             self.session,
             n_layer=self.config.n_layer,
             n_head=self.config.n_head,
             batch_size=batch_size,
             tokens=tokens,
         )
+
+    def new_call(self, cache: Cache, *, sequence_length: int = 1, logit_count: int = 1) -> Call:
+        """Make a call of this shape over `cache`; by default a decode step."""
+        return new_call(self.session, self.config, cache, sequence_length=sequence_length, logit_count=logit_count)
 
     def check_context(self, rows: Sequence[Row]) -> None:
         """Raise ContextLengthError, with the numbers, when prompt and new tokens of a row exceed the context."""
@@ -92,7 +94,7 @@ class Engine:
         cache = self.new_cache(len(rows), tokens)
         logits = self.prefill(cache, [row.prompt_ids for row in rows])[:, 0]
         timings.prefill_s = time.perf_counter() - started
-        call = Call(self.session, self.config, cache, sequence_length=1, logit_count=1)
+        call = self.new_call(cache)
         lengths = cache.lengths.copy()
         active = list(range(len(rows)))
         for step in range(max(row.max_new_tokens for row in rows)):
@@ -111,27 +113,27 @@ class Engine:
 
     def prefill(
         self,
-        cache: FixedCache,
+        cache: Cache,
         prompts: Sequence[Sequence[int]],
         logit_positions: npt.NDArray[np.int64] | None = None,
     ) -> Logits:
         """Append each prompt to its row and return logits (batch_size, logit_count, vocab_size).
 
         Prompts are padded on the right. Logits are those of each row's last token unless `logit_positions`, int64
-        (batch_size, logit_count), names places counted from each prompt's start. The operator takes several tokens on
-        top of a past for one row only, so rows of a batch that hold tokens are served in turn.
+        (batch_size, logit_count), names places counted from each prompt's start. Where the cache does not take several
+        tokens for all rows at once, they are served in turn.
         """
-        if cache.batch_size > 1 and cache.lengths.any():
+        if isinstance(cache, FixedCache) and not cache.takes_several_tokens:
             positions = [None] * len(prompts) if logit_positions is None else [row[None] for row in logit_positions]
             return np.concatenate([self.prefill(cache.row(i), [ids], positions[i]) for i, ids in enumerate(prompts)])
         counts = np.array([len(ids) for ids in prompts], np.int32)
         seq = int(counts.max())
-        if seq > 1 and not cache.lengths.any():
-            # The attention kernel takes the queries in blocks and multiplies a block of one by a routine that rounds
+        if isinstance(cache, FixedCache) and seq > 1 and not cache.lengths.any():
+            # The fused attention takes the queries in blocks and multiplies a block of one by a routine that rounds
             # differently; with an even count none is left alone, and a row equals its solo run to the bit.
             seq += seq % 2
         places = counts[:, None].astype(np.int64) - 1 if logit_positions is None else logit_positions
-        call = Call(self.session, self.config, cache, sequence_length=seq, logit_count=int(places.shape[1]))
+        call = self.new_call(cache, sequence_length=seq, logit_count=int(places.shape[1]))
         for row, ids in enumerate(prompts):
             call.input_ids[row, : len(ids)] = ids
         call.logit_positions[...] = places
@@ -151,43 +153,3 @@ class Engine:
             row.finish_reason, row.stop_reason = "stop", token_id
         elif len(row.token_ids) >= row.max_new_tokens:
             row.finish_reason = "length"
-
-
-class Call:
-    """The arrays of one call shape, bound to the graph once; each run writes into them and reads from them."""
-
-    def __init__(
-        self, session: Session, config: ModelConfig, cache: FixedCache, *, sequence_length: int, logit_count: int
-    ) -> None:
-        batch = cache.batch_size
-        self.cache = cache
-        self.input_ids = np.zeros((batch, sequence_length), np.int64)
-        self.position_ids = np.zeros((batch, sequence_length), np.int64)
-        self.logit_positions = np.zeros((batch, logit_count), np.int64)
-        self.logits = np.empty((batch, logit_count, config.vocab_size), np.float32)
-        self._offsets = np.arange(sequence_length, dtype=np.int64)
-        self._last_position = config.n_positions - 1
-        self._handle = session.handle
-        self._binding: Any = session.handle.io_binding()
-        self._valid = cache.bind(session, self._binding)
-        ort_value = session.onnxruntime.OrtValue.ortvalue_from_numpy
-        self._binding.bind_ortvalue_input(Tensor.INPUT_IDS, ort_value(self.input_ids))
-        self._binding.bind_ortvalue_input(Tensor.POSITION_IDS, ort_value(self.position_ids))
-        self._binding.bind_ortvalue_input(Tensor.LOGIT_POSITIONS, ort_value(self.logit_positions))
-        self._binding.bind_ortvalue_output(Tensor.LOGITS, ort_value(self.logits))
-
-    def run(self, lengths: npt.NDArray[np.int32], *, total: int | None = None) -> Logits:
-        """Run the graph so that row i then holds lengths[i] tokens; return the logits, valid until the next run.
-
-        `total` counts the positions of the longest row, padding included, where that is more than its length.
-        """
-        # Padding beyond n_positions is computed at the last position and thrown away.
-        np.add(self.cache.lengths[:, None], self._offsets, out=self.position_ids)
-        np.minimum(self.position_ids, self._last_position, out=self.position_ids)
-        self._valid.set(lengths, int(lengths.max()) if total is None else total)
-        try:
-            self._handle.run_with_iobinding(self._binding)
-        except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
-            raise EngineError(f"ONNX Runtime failed while running the graph: {error}") from error
-        self.cache.lengths[...] = lengths
-        return self.logits

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from ortgpt import sampling
 from ortgpt.bundle import Bundle, open_bundle
 from ortgpt.contract import File
-from ortgpt.engine import Engine, Logits, Pick, Row, Timings
+from ortgpt.call import Logits
+from ortgpt.engine import Engine, Pick, Row, Timings
 from ortgpt.errors import BundleError, ClosedError, OptionError, PromptError
 from ortgpt.options import GenerationOptions, ResolvedOptions, read_generation_config
 from ortgpt.scoring import Score, score_ids

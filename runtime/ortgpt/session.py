@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy.typing as npt
+
 from ortgpt.bundle import Bundle
-from ortgpt.contract import CacheKind, DType, Flavour, Role, Spec, Target, native_tensors
+from ortgpt.contract import CacheKind, DType, Flavour, Role, Spec, Target, graph_tensors
 from ortgpt.cpus import allowed_cpus
 from ortgpt.errors import BundleError, DeviceError, OptionError
 from ortgpt.manifest import GraphSpec
@@ -22,6 +24,9 @@ _DTYPES = {
     "tensor(int32)": DType.INT32,
     "tensor(int64)": DType.INT64,
 }
+_CACHE_OF = {Flavour.NATIVE: CacheKind.FIXED, Flavour.PORTABLE: CacheKind.GROWING}
+_MOST_THREADS = 256  # a pool of more takes seconds to start, and no GPT-2 gains by it
+_RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _WHEELS = ("onnxruntime", "onnxruntime-gpu")
 
 
@@ -33,7 +38,11 @@ class Device:
     index: int = 0
 
     def __str__(self) -> str:
-        return self.target if self.target == Target.CPU else f"{self.target}:{self.index}"
+        return self.target if self.is_cpu else f"{self.target}:{self.index}"
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.target == Target.CPU
 
     @property
     def provider(self) -> str:
@@ -51,6 +60,14 @@ class Session:
     device: Device
     threads: int
 
+    def share(self, array: npt.NDArray[Any]) -> Any:
+        """Return an OrtValue over the memory of a numpy array."""
+        return self.onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+    def copy_in(self, array: npt.NDArray[Any]) -> Any:
+        """Return an OrtValue on the device that holds a copy of a numpy array (on the CPU, the array itself)."""
+        return self.onnxruntime.OrtValue.ortvalue_from_numpy(array, self.device.target, self.device.index)
+
 
 def open_session(bundle: Bundle, *, device: str = "auto", threads: int | None = None) -> Session:
     """Open the bundle's graph for `device`: "auto", "cpu", "cuda" or "cuda:N".
@@ -59,38 +76,67 @@ def open_session(bundle: Bundle, *, device: str = "auto", threads: int | None = 
     DeviceError when the device or ONNX Runtime is not usable, BundleError when the bundle holds no graph for it or the
     graph is not what the manifest says, OptionError for a bad `device` or `threads`.
     """
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-        raise OptionError(f"threads = {threads!r} (accepted: an integer of 1 or more, or None for all CPUs allowed)")
     ort = import_onnxruntime(bundle.manifest.minimum_onnxruntime)
     chosen, graph = choose_graph(bundle.manifest.graphs, device, ort.get_available_providers())
+    return open_graph(bundle, graph, chosen, threads=threads)
+
+
+def open_graph(bundle: Bundle, graph: GraphSpec, device: Device, *, threads: int | None = None) -> Session:
+    """Open one graph of a bundle on a device, whatever it was made for; raises as open_session() does."""
     count = allowed_cpus() if threads is None else threads
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_THREADS:
+        raise OptionError(
+            f"threads = {threads!r} (accepted: an integer from 1 to {_MOST_THREADS}, or None for all CPUs allowed)"
+        )
+    ort = import_onnxruntime(bundle.manifest.minimum_onnxruntime)
+    if not device.is_cpu and hasattr(ort, "preload_dlls"):
+        ort.preload_dlls()  # the CUDA and cuDNN libraries of the wheels that [cuda] brings
+    path = bundle.path / graph.file
     options = ort.SessionOptions()
     options.intra_op_num_threads = count
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     # Without VNNI the u8 × s8 kernels add pairs in 16 bits and overflow silently; this makes them exact everywhere.
     options.add_session_config_entry("session.x64quantprecision", "1")
-    if chosen.target != Target.CPU:
+    if not device.is_cpu:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")  # every node on the device, or none
-    provider: Any = chosen.provider if chosen.target == Target.CPU else (chosen.provider, {"device_id": chosen.index})
+        options.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
+    provider: Any = device.provider if device.is_cpu else (device.provider, {"device_id": device.index})
     try:
-        handle = ort.InferenceSession(str(bundle.path / graph.file), options, providers=[provider])
+        handle = ort.InferenceSession(str(path), options, providers=[provider])
     except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
-        raise BundleError(f"ONNX Runtime cannot open {bundle.path / graph.file}: {error}") from error
-    if handle.get_providers()[0] != chosen.provider:
-        raise DeviceError(
-            f"asked for {chosen}, but ONNX Runtime opened {handle.get_providers()}; "
-            "check the GPU driver and that `pip install ortgpt[cuda]` brought matching CUDA libraries"
-        )
+        raise BundleError(f"ONNX Runtime cannot open {path}: {error}") from error
+    _check_device(handle, device)
     _check_tensors(bundle, graph, handle)
-    return Session(handle, ort, graph, chosen, count)
+    return Session(handle, ort, graph, device, count)
+
+
+def _check_device(handle: Any, device: Device) -> None:
+    """Raise DeviceError unless the session's first provider is the device's, and every node was given to it."""
+    if handle.get_providers()[0] != device.provider:
+        raise DeviceError(
+            f"asked for {device}, but ONNX Runtime opened {handle.get_providers()}; "
+            "check the GPU driver and that `pip install 'ortgpt[cuda]'` brought matching CUDA libraries"
+        )
+    if device.is_cpu or not hasattr(handle, "get_provider_graph_assignment_info"):
+        return  # an older onnxruntime does not tell; disable_cpu_ep_fallback it has
+    elsewhere = {
+        node.op_type: subgraph.ep_name
+        for subgraph in handle.get_provider_graph_assignment_info()
+        if subgraph.ep_name != device.provider
+        for node in subgraph.get_nodes()
+    }
+    if elsewhere:
+        shown = ", ".join(f"{op_type} on {provider}" for op_type, provider in sorted(elsewhere.items()))
+        raise DeviceError(f"asked for {device}, but ONNX Runtime runs {shown}")
 
 
 def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[str]) -> tuple[Device, GraphSpec]:
-    """Return the device to run on and the graph made for it.
+    """Return the device to run on and the graph to run.
 
-    "auto" takes the bundle's first graph whose target is among the available `providers`. Raises DeviceError when the
-    device is not available, BundleError when the bundle holds no graph for it, OptionError for an unknown name.
+    "auto" takes the bundle's first graph whose target is among the available `providers`; "cpu" takes the graph made
+    for it, else any. Raises DeviceError when the device is not available, BundleError when the bundle holds no graph
+    for it, OptionError for an unknown name.
     """
     usable = [graph for graph in graphs if _is_known(graph)]
     if not usable:
@@ -102,14 +148,16 @@ def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[s
             if _PROVIDERS[graph.target] in providers:
                 return Device(graph.target), graph
         raise DeviceError(
-            f"this bundle is made for {_list(targets)}, but ONNX Runtime here has only {_list(providers)}"
+            f"this bundle is made for {_list(targets)}, but ONNX Runtime here has only {_list(providers)}; "
+            "choose device cpu to run it there"
         )
     match = re.fullmatch(r"cpu|cuda(?::(\d+))?", device) if isinstance(device, str) else None
     if match is None:
         raise OptionError(f"device = {device!r} (accepted: auto, cpu, cuda, cuda:N)")
     chosen = Device(device.partition(":")[0], int(match[1] or 0))
-    fitting = [graph for graph in usable if graph.target == chosen.target]
-    if not fitting:
+    # The CPU has a kernel for everything; made for it is better. A GPU takes only what was made for it.
+    fitting = sorted(usable, key=lambda graph: graph.target != chosen.target)
+    if fitting[0].target != chosen.target and not chosen.is_cpu:
         raise BundleError(f"this bundle is made for {_list(targets)}, not for {chosen.target}; choose device auto")
     if chosen.provider not in providers:
         raise DeviceError(
@@ -123,9 +171,9 @@ def _is_known(graph: GraphSpec) -> bool:
     """Tell whether this runtime can run a graph of this kind; a bundle may hold others beside it."""
     return (
         graph.role == Role.DECODER
-        and graph.flavour == Flavour.NATIVE
+        and graph.flavour in _CACHE_OF
         and graph.target in _PROVIDERS
-        and graph.cache.kind == CacheKind.FIXED
+        and graph.cache.kind == _CACHE_OF[graph.flavour]
         and graph.cache.dtype in (DType.FLOAT32, DType.FLOAT16)
     )
 
@@ -158,7 +206,8 @@ def import_onnxruntime(minimum: str) -> ModuleType:
 def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
     """Compare the graph's tensors, types and axes with the contract, and their names with the manifest."""
     config, cache = bundle.config, graph.cache
-    inputs, outputs = native_tensors(
+    inputs, outputs = graph_tensors(
+        graph.flavour,
         n_layer=config.n_layer,
         n_head=config.n_head,
         head_dim=cache.head_dim,

@@ -7,82 +7,144 @@ turns ranks into the vocabulary's ids where the two differ. Knows no model.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tiktoken
 
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, PromptError
-from ortgpt.strict_json import read_json_object
+from ortgpt.strict_json import MAX_SIZE_BYTES, read_json_object
+
+MOST_IDS = 2**24  # more than any model has rows; a larger id is a mistake, and lists up to it would take for ever
 
 # The split of GPT-2 (Radford et al. 2019) into contractions, words, numbers, other signs and white space.
 _SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# White space as Unicode and that split mean it (Python's own \s has four separators more).
+_SPACE = "\\t-\\r \\x85\\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+# tiktoken keeps a state for each character of such a run until the run ends, and panics at a million of them.
+_LONG = 10_000
+_LONG_SPACE = re.compile(f"(?<![{_SPACE}])[{_SPACE}]{{{_LONG},}}")
 
 
 class Tokenizer:
     """Turn text into ids and ids into text."""
 
     def __init__(
-        self, encoding: tiktoken.Encoding, id_of_rank: list[int] | None, bytes_of_id: dict[int, bytes]
+        self,
+        ranks: dict[bytes, int],
+        id_of_rank: list[int] | None,
+        bytes_of_id: dict[int, bytes],
+        added: Mapping[str, int],
     ) -> None:
-        self._encoding = encoding
+        self._ranks = ranks
         self._id_of_rank = id_of_rank
         self._bytes_of_id = bytes_of_id
+        self._added = added
+        self._encoding = tiktoken.Encoding("gpt2", pat_str=_SPLIT, mergeable_ranks=ranks, special_tokens={})
+        self._space: tiktoken.Encoding | None = None
+        lengths: dict[str, set[int]] = {}
+        for text in added:
+            lengths.setdefault(text[0], set()).add(len(text))
+        self._added_lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        self._added_first = re.compile(f"[{re.escape(''.join(lengths))}]") if added else None
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
         """Read the tokenizer of a bundle or checkpoint folder. Raises BundleError naming what does not fit."""
         vocab = read_vocab(folder / File.VOCAB)
         merges = read_merges(folder / File.MERGES)
+        return cls.from_vocab(vocab, merges, source=f"{folder / File.VOCAB} and {File.MERGES}")
+
+    @classmethod
+    def from_vocab(cls, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], *, source: str) -> Tokenizer:
+        """Build a tokenizer from token to id, and the pairs to join in order of rank.
+
+        What no pair makes is an added token: kept, and found in a text only on request. Raises BundleError, which
+        begins with `source`, naming what does not fit.
+        """
         byte_of = _byte_of_letter()
         ranked = list(byte_of) + ["".join(pair) for pair in merges]
         faults = [f"byte {byte_of[letter]} is missing" for letter in byte_of if letter not in vocab]
-        faults += [f"merge {text!r} is missing" for text in ranked[len(byte_of) :] if text not in vocab]
+        faults += [f"merge {_shown(text)} is missing" for text in ranked[len(byte_of) :] if text not in vocab]
         if len(set(vocab.values())) != len(vocab):
             faults.append("two tokens share an id")
-        if faults:
-            shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
-            raise BundleError(f"{folder / File.VOCAB} and {File.MERGES} do not make a byte-level BPE: {shown}")
+        if "" in vocab:
+            faults.append("the token '' is empty")
         table = _translation(byte_of)
         try:
             tokens = [text.translate(table).encode("latin-1") for text in ranked]
         except UnicodeEncodeError as error:
-            raise BundleError(
-                f"{folder / File.MERGES} joins to {error.object!r}, which has a letter for no byte"
-            ) from None
+            faults.append(f"a merge joins to {_shown(error.object)}, which has a letter for no byte")
+        if faults:
+            shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+            raise BundleError(f"{source} do not make a byte-level BPE: {shown}")
         id_of_rank = [vocab[text] for text in ranked]
         ranks: dict[bytes, int] = {}
         for rank, token in enumerate(tokens):
             ranks.setdefault(token, rank)
         bytes_of_id = dict(zip(id_of_rank, tokens, strict=True))
-        # What no merge makes is an added token: kept, and found in a text only on request.
-        added = sorted((token_id, text) for text, token_id in vocab.items() if token_id not in bytes_of_id)
-        bytes_of_id |= {token_id: text.encode() for token_id, text in added}
-        special = {text: len(id_of_rank) + index for index, (_, text) in enumerate(added)}
-        id_of_rank += [token_id for token_id, _ in added]
-        encoding = tiktoken.Encoding(folder.name, pat_str=_SPLIT, mergeable_ranks=ranks, special_tokens=special)
+        added = {text: token_id for text, token_id in vocab.items() if token_id not in bytes_of_id}
+        bytes_of_id |= {token_id: text.encode() for text, token_id in added.items()}
         same = id_of_rank == list(range(len(id_of_rank)))
-        return cls(encoding, None if same else id_of_rank, bytes_of_id)
+        return cls(ranks, None if same else id_of_rank, bytes_of_id, added)
 
     @property
     def vocab_size(self) -> int:
         """The number of ids, from 0 to the largest that stands for something."""
         return max(self._bytes_of_id) + 1
 
-    def unused_ids(self) -> list[int]:
-        """Return the ids below vocab_size that stand for nothing."""
-        return [token_id for token_id in range(self.vocab_size) if token_id not in self._bytes_of_id]
+    def unused_ids(self) -> Iterator[int]:
+        """Return the ids below vocab_size that stand for nothing, in order."""
+        return (token_id for token_id in range(self.vocab_size) if token_id not in self._bytes_of_id)
 
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
-        """Return the ids of `text`; the names of special tokens in it are plain text unless `special_tokens` is set."""
+        """Return the ids of `text`; the names of special tokens in it are plain text unless `special_tokens` is set.
+
+        Of two special tokens that begin at the same place the longer one is taken, as `transformers` does.
+        """
         if not isinstance(text, str):
             raise PromptError(f"text is a {type(text).__name__} (accepted: str)")
-        if special_tokens:
-            ranks = self._encoding.encode(text, allowed_special="all")
-        else:
-            ranks = self._encoding.encode_ordinary(text)
+        ids: list[int] = []
+        begin = 0
+        for start, end in self._find_added(text) if special_tokens else ():
+            ids += self._plain_ids(text[begin:start])
+            ids.append(self._added[text[start:end]])
+            begin = end
+        return ids + self._plain_ids(text[begin:])
+
+    def _plain_ids(self, text: str) -> list[int]:
+        ranks: list[int] = []
+        begin = 0
+        for run in _LONG_SPACE.finditer(text) if len(text) >= _LONG else ():
+            # The split takes a run whole at the end of a text; else it leaves the last character to what follows.
+            end = run.end() - (run.end() < len(text))
+            ranks += self._encoding.encode_ordinary(text[begin : run.start()])
+            ranks += self._space_encoding().encode_ordinary(text[run.start() : end])
+            begin = end
+        ranks += self._encoding.encode_ordinary(text[begin:])
         return ranks if self._id_of_rank is None else [self._id_of_rank[rank] for rank in ranks]
+
+    def _space_encoding(self) -> tiktoken.Encoding:
+        """Return the same merges behind a split that never looks ahead, so that a run of any length is one piece."""
+        if self._space is None:
+            self._space = tiktoken.Encoding("space", pat_str=r"\s+", mergeable_ranks=self._ranks, special_tokens={})
+        return self._space
+
+    def _find_added(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield where added tokens stand in `text`: from the left, the longest that begins at a place."""
+        begin = 0
+        for found in self._added_first.finditer(text) if self._added_first else ():
+            start = found.start()
+            if start < begin:
+                continue
+            for length in self._added_lengths[found[0]]:
+                if text[start : start + length] in self._added:
+                    begin = start + length
+                    yield start, begin
+                    break
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
@@ -149,18 +211,44 @@ class StopMatcher:
 
 def read_vocab(path: Path) -> dict[str, int]:
     """Read a vocab.json: token (in the letters of GPT-2) to id. Raises BundleError."""
-    vocab = read_json_object(path)
-    if not all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in vocab.values()):
-        raise BundleError(f"{path} maps a token to something that is no id (accepted: integers of 0 or more)")
+    return check_ids(read_json_object(path), source=str(path))
+
+
+def check_ids(vocab: dict[str, Any], *, source: str) -> dict[str, int]:
+    """Return `vocab` if each token in it has an id. Raises BundleError, which begins with `source`."""
+    for token, value in vocab.items():
+        if type(value) is not int or not 0 <= value < MOST_IDS:
+            raise BundleError(
+                f"{source} maps {_shown(token)} to {_shown(value)}, which is no id (accepted: integers from 0 to "
+                f"{MOST_IDS - 1})"
+            )
     return vocab
 
 
 def read_merges(path: Path) -> list[tuple[str, str]]:
-    """Read a merges.txt: one pair a line in order of rank; a first line that begins with #version is a comment."""
+    """Read a merges.txt: one pair a line in order of rank; a first line that begins with #version is a comment.
+
+    Raises BundleError.
+    """
+    return parse_merges(read_merges_text(path), source=str(path))
+
+
+def read_merges_text(path: Path) -> str:
+    """Return the text of a merges.txt, without a byte-order mark. Raises BundleError."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        size_bytes = path.stat().st_size
+        if size_bytes > MAX_SIZE_BYTES:
+            raise BundleError(f"{path} has {size_bytes:,} bytes; at most {MAX_SIZE_BYTES:,} are read")
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise BundleError(f"{path} is missing") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"{path} is not readable: {error}") from None
+
+
+def parse_merges(text: str, *, source: str) -> list[tuple[str, str]]:
+    """Return the pairs of the text of a merges.txt. Raises BundleError, which begins with `source`."""
+    lines = text.split("\n")
     start = 1 if lines[0].startswith("#version") else 0
     merges = []
     for number, line in enumerate(lines[start:], start + 1):
@@ -168,7 +256,9 @@ def read_merges(path: Path) -> list[tuple[str, str]]:
         if pair == [""]:
             continue
         if len(pair) != 2 or not all(pair):
-            raise BundleError(f"{path} line {number} is {line!r}; expected two tokens with one space between them")
+            raise BundleError(
+                f"{source} line {number} is {_shown(line)}; expected two tokens with one space between them"
+            )
         merges.append((pair[0], pair[1]))
     return merges
 
@@ -185,6 +275,11 @@ def _translation(byte_of: dict[str, int]) -> dict[int, int]:
     """Return the table that turns GPT-2's letters into Latin-1, and what is none of them into what Latin-1 lacks."""
     foreign = {byte: 0xFFFF for byte in range(256) if chr(byte) not in byte_of}
     return foreign | {ord(letter): byte for letter, byte in byte_of.items()}
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,9 @@ from ortgpt import OptionError
 from ortgpt.bundle import open_bundle
 from ortgpt_exporter import ExportError, bundle_writer, export_bundle
 from ortgpt_exporter.bundle_writer import Progress
-from ortgpt_exporter.export import export_native
+from ortgpt_exporter.export import export_graph
 from ortgpt_exporter.verify import check_names
-from ortgpt_models import GPT, ModelError
+from ortgpt_models import GPT, PRESETS, ModelError, load_gpt
 from support import greedy_ids, random_model, write_checkpoint
 
 
@@ -65,12 +66,12 @@ def test_a_full_disk_leaves_nothing_and_says_so_in_one_line(small_checkpoint: Pa
 def test_a_graph_that_fails_its_verification_is_not_written(
     small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(gpt: GPT) -> Any:
+    def wrong(gpt: GPT, flavour: str, dtype: str) -> Any:
         other = copy.deepcopy(gpt)
         other.get_parameter("h.1.mlp.c_fc.bias").data += 0.1
-        return export_native(other)
+        return export_graph(other, flavour, dtype)
 
-    monkeypatch.setattr(bundle_writer, "export_native", wrong)
+    monkeypatch.setattr(bundle_writer, "export_graph", wrong)
     with pytest.raises(
         ExportError, match=r"does not compute what PyTorch does: prefill of 1: logits differ by .*accepted"
     ):
@@ -150,14 +151,104 @@ def test_odd_shapes_export_and_generate_what_transformers_does(config: dict[str,
 
 
 def test_bad_input_is_refused_before_anything_is_written(small_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"dtype = 'int3' \(accepted: float32\)"):
-        export_bundle(small_checkpoint, tmp_path / "out", dtype="int3")
+    forms: list[tuple[dict[str, Any], str]] = [
+        ({"dtype": "int3"}, r"dtype = 'int3' with native for cpu \(accepted: float32, float16\)"),
+        ({"dtype": "float32", "target": "cuda"}, r"dtype = 'float32' with native for cuda \(accepted: float16\)"),
+        (
+            {"flavour": "portable", "target": "cuda"},
+            r"flavour = 'portable' with target = 'cuda' \(accepted: native for",
+        ),
+        ({"target": "tpu"}, "flavour = 'native' with target = 'tpu'"),
+    ]
+    for form, reason in forms:
+        with pytest.raises(OptionError, match=reason):
+            export_bundle(small_checkpoint, tmp_path / "out", **form)
     with pytest.raises(ModelError, match="does not exist"):
         export_bundle(tmp_path / "none", tmp_path / "out")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=r"no config\.json"):
         export_bundle(tmp_path / "empty", tmp_path / "out")
     assert names(tmp_path) == ["empty"]
+
+
+def test_large_weights_get_a_file_of_their_own(
+    small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = 4 * sum(parameter.numel() for parameter in load_gpt(small_checkpoint).parameters())
+    monkeypatch.setattr(bundle_writer, "MAX_GRAPH_BYTES", weights // 2)
+    bundle = export_bundle(small_checkpoint, tmp_path / "out")
+    assert weights <= (bundle.path / "model.onnx.data").stat().st_size <= 1.2 * weights
+    assert (bundle.path / "model.onnx").stat().st_size < 50_000
+    assert {"model.onnx", "model.onnx.data"} <= bundle.manifest.files.keys()
+    (bundle.path / "model.onnx.data").unlink()
+    with pytest.raises(ortgpt.BundleError, match=r"model\.onnx\.data is missing"):
+        ortgpt.load(bundle.path)
+
+
+@pytest.mark.parametrize("form", [{}, {"external_data": True}, {"external_data": True, "flavour": "portable"}])
+def test_a_bundle_opens_from_anywhere_without_writing(
+    form: dict[str, Any], small_checkpoint: Path, small: ortgpt.Generator, tmp_path: Path
+) -> None:
+    """From another working directory, by a link, from an odd name, after a move, and on a disk that takes no byte."""
+    want = small.generate("It is", max_new_tokens=5).token_ids
+    places = tmp_path / "a  näme $HOME 'x'"
+    export_bundle(small_checkpoint, tmp_path / "first", **form).path.rename(tmp_path / "moved")
+    places.mkdir()
+    shutil.copytree(tmp_path / "moved", places / "日本 bundle")
+    (tmp_path / "link").symlink_to(places, target_is_directory=True)
+    code = (
+        "import resource, signal, sys, ortgpt\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "ids = ortgpt.load(sys.argv[1]).generate('It is', max_new_tokens=5).token_ids\n"
+        "print(ids)"
+    )
+    for cwd, path in (
+        ("/", tmp_path / "moved"),
+        (tmp_path, "moved"),
+        (tmp_path / "moved", "."),
+        (places, "日本 bundle"),
+        (tmp_path, "link/日本 bundle"),
+    ):
+        command = [sys.executable, "-c", code, str(path)]
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == (f"{want}\n", "")
+
+
+def test_float16_bundles_compute_in_float16_and_say_so(small_checkpoint: Path, tmp_path: Path) -> None:
+    forms: dict[str, dict[str, Any]] = {
+        "cuda": {"target": "cuda"},
+        "half": {"dtype": "float16"},
+        "portable": {"dtype": "float16", "flavour": "portable"},
+    }
+    for name, form in forms.items():
+        bundle = export_bundle(small_checkpoint, tmp_path / name, **form)
+        (graph,) = bundle.manifest.graphs
+        assert (graph.cache.dtype, bundle.manifest.precision.dtype) == ("float16", "float16")
+        assert graph.target == ("cuda" if name == "cuda" else "cpu")
+        assert bundle.manifest.precision.promise == {"kind": "bounded", "relative_logit_bound": 2e-2}
+        for check in bundle.manifest.verification:
+            assert 1e-5 < check.max_abs_diff < check.tolerance
+            assert check.tolerance == pytest.approx(2e-2 * max(1, check.max_abs_logit), rel=1e-5)
+        with ortgpt.load(bundle.path, device="cpu") as generator:
+            assert len(generator.generate_batch(["It is", "a truth universally"], max_new_tokens=9)) == 2
+
+
+@pytest.mark.slow
+def test_gpt2_xl_exports_and_verifies_within_20_gb(tmp_path: Path) -> None:
+    xl = PRESETS["gpt2-xl"]
+    shape = {"n_positions": xl.n_positions, "n_embd": xl.n_embd, "n_layer": xl.n_layer, "n_head": xl.n_head}
+    write_checkpoint(tmp_path / "xl", vocab_size=xl.vocab_size, **shape)
+    code = (
+        "import resource, sys; from ortgpt_exporter import export_bundle\n"
+        "bundle = export_bundle(sys.argv[1], sys.argv[2])\n"
+        "print(len(bundle.manifest.verification), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "xl"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    checks, peak_kb = map(int, done.stdout.split())
+    assert checks == 7
+    assert peak_kb * 1024 < 20e9
+    assert (tmp_path / "out" / "model.onnx.data").stat().st_size > 6.2e9
 
 
 def test_what_the_checkpoint_says_of_generation_is_carried_over(small_checkpoint: Path, small_bundle: Path) -> None:

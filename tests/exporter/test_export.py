@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from ortgpt_exporter import ExportError
-from ortgpt_exporter.export import check_native, export_native, pad_heads, padded_head_dim
-from ortgpt_exporter.optimize import optimize_native
+from ortgpt_exporter.export import check_graph, export_graph, halve, pad_heads, padded_head_dim
+from ortgpt_exporter.optimize import optimize_graph
 from ortgpt_models import GPT, PRESETS, GPTConfig
 
 BASE = GPTConfig(vocab_size=97, n_positions=40, n_embd=48, n_layer=2, n_head=3)
@@ -32,48 +32,64 @@ def make_gpt(config: GPTConfig) -> GPT:
     return gpt
 
 
-def export(config: GPTConfig) -> tuple[GPT, ir.Model]:
+def export(config: GPTConfig, flavour: str = "native", dtype: str = "float32") -> tuple[GPT, ir.Model]:
     gpt = make_gpt(config)
-    model = export_native(gpt)
-    optimize_native(model, n_layer=config.n_layer, tanh_gelu=config.activation_function == "gelu_new")
+    model = export_graph(gpt, flavour, dtype)
+    optimize_graph(model, config, flavour)
     return gpt, model
 
 
-def run(model: ir.Model, path: Path, ids: np.ndarray[Any, Any], heads: int, width: int) -> np.ndarray[Any, Any]:
+def run(
+    model: ir.Model, path: Path, ids: np.ndarray[Any, Any], config: GPTConfig, dtype: str = "float32"
+) -> np.ndarray[Any, Any]:
     """Run a prefill by hand, without the runtime package."""
     ir.save(model, path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     batch, seq = ids.shape
-    feeds = {
-        "input_ids": ids,
-        "position_ids": np.tile(np.arange(seq), (batch, 1)),
-        "seqlens_k": np.full(batch, seq - 1, np.int32),
-        "total_sequence_length": np.array(seq, np.int32),
-        "logit_positions": np.tile(np.arange(seq), (batch, 1)),
-    }
-    cache = np.zeros((batch, heads, seq, width), np.float32)
+    feeds = {"input_ids": ids, "position_ids": np.tile(np.arange(seq), (batch, 1))}
+    if "attention_mask" in {tensor.name for tensor in session.get_inputs()}:
+        feeds["attention_mask"] = np.ones((batch, seq), np.int64)
+        cache = np.zeros((batch, config.n_head, 0, config.head_dim), dtype)
+    else:
+        feeds["seqlens_k"] = np.full(batch, seq - 1, np.int32)
+        feeds["total_sequence_length"] = np.array(seq, np.int32)
+        feeds["logit_positions"] = feeds["position_ids"]
+        cache = np.zeros((batch, config.n_head, seq, padded_head_dim(config.head_dim)), dtype)
     feeds |= {tensor.name: cache for tensor in session.get_inputs() if tensor.name.startswith("past")}
     logits: np.ndarray[Any, Any] = session.run(["logits"], feeds)[0]
     return logits
 
 
+CONFIGS = [
+    BASE,
+    replace(BASE, n_layer=1, n_head=1, activation_function="relu", n_inner=20),
+    replace(BASE, n_head=4, activation_function="gelu", scale_attn_by_inverse_layer_idx=True),
+    replace(BASE, n_embd=35, n_head=5, activation_function="silu", scale_attn_weights=False),
+    replace(BASE, n_layer=5, n_embd=24, n_head=2, layer_norm_epsilon=1e-2),
+]
+FORMS = [
+    ("native", "float32", 1e-4),
+    ("native", "float16", 2e-2),
+    ("portable", "float32", 1e-4),
+    ("portable", "float16", 2e-2),
+]
+
+
+# Every network in the default form, the odder ones in every form.
 @pytest.mark.parametrize(
-    "config",
-    [
-        BASE,
-        replace(BASE, n_layer=1, n_head=1, activation_function="relu", n_inner=20),
-        replace(BASE, n_head=4, activation_function="gelu", scale_attn_by_inverse_layer_idx=True),
-        replace(BASE, n_embd=35, n_head=5, activation_function="silu", scale_attn_weights=False),
-        replace(BASE, n_layer=5, n_embd=24, n_head=2, layer_norm_epsilon=1e-2),
-    ],
+    ("config", "flavour", "dtype", "tolerance"),
+    [(config, *form) for config in CONFIGS for form in (FORMS if config in CONFIGS[2:4] else FORMS[:1])],
 )
-def test_every_kind_of_network_computes_what_pytorch_does(config: GPTConfig, tmp_path: Path) -> None:
-    gpt, model = export(config)
+def test_every_kind_of_network_computes_what_pytorch_does(
+    config: GPTConfig, flavour: str, dtype: str, tolerance: float, tmp_path: Path
+) -> None:
+    gpt, model = export(config, flavour, dtype)
     ids = np.random.default_rng(0).integers(97, size=(2, 11))
-    found = run(model, tmp_path / "model.onnx", ids, config.n_head, padded_head_dim(config.head_dim))
+    found = run(model, tmp_path / "model.onnx", ids, config, dtype)
     with torch.no_grad():
         want = gpt(torch.from_numpy(ids)).numpy()
-    assert np.abs(found - want).max() <= 1e-4 * max(1, np.abs(want).max())
+    assert found.dtype == np.float32
+    assert np.abs(found - want).max() <= tolerance * max(1, np.abs(want).max())
 
 
 def test_nodes_axes_and_versions(tmp_path: Path) -> None:
@@ -110,6 +126,46 @@ def test_nodes_axes_and_versions(tmp_path: Path) -> None:
     for node in proto.graph.node:
         assert not node.doc_string
         assert not node.metadata_props  # where in whose source tree it came from is nobody's business
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_portable_graph_has_standard_operators_and_the_axes_that_others_expect(dtype: str, tmp_path: Path) -> None:
+    _, model = export(BASE, "portable", dtype)
+    ir.save(model, tmp_path / "model.onnx")
+    onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
+    proto = onnx.load(tmp_path / "model.onnx")
+    assert {node.domain for node in proto.graph.node} == {""}
+    assert {opset.domain: opset.version for opset in proto.opset_import} == {"": 18}
+    assert proto.ir_version == 8
+    specs = {
+        tensor.name: (
+            onnx.helper.tensor_dtype_to_np_dtype(tensor.type.tensor_type.elem_type).name,
+            [dim.dim_param or dim.dim_value for dim in tensor.type.tensor_type.shape.dim],
+        )
+        for tensor in (*proto.graph.input, *proto.graph.output)
+    }
+    assert specs == {
+        "input_ids": ("int64", ["batch_size", "sequence_length"]),
+        "attention_mask": ("int64", ["batch_size", "total_sequence_length"]),
+        "position_ids": ("int64", ["batch_size", "sequence_length"]),
+        "logits": ("float32", ["batch_size", "sequence_length", 97]),
+        **{
+            f"{when}.{layer}.{kind}": (dtype, ["batch_size", 3, axis, 16])
+            for when, axis in (("past_key_values", "past_sequence_length"), ("present", "total_sequence_length"))
+            for layer in (0, 1)
+            for kind in ("key", "value")
+        },
+    }
+
+
+def test_a_graph_for_a_gpu_has_no_node_that_would_stay_on_the_cpu() -> None:
+    """ONNX Runtime computes shapes on the CPU; a session that forbids that refuses a graph with such nodes."""
+    _, model = export(BASE, "native", "float16")
+    kinds = {node.op_type for node in model.graph}
+    assert not kinds & {"Shape", "Size", "Range", "ConstantOfShape", "NonZero", "If", "Loop"}
+    integers = {ir.DataType.INT64, ir.DataType.INT32}
+    for node in model.graph:
+        assert all(value.dtype not in integers for value in node.outputs) or node.op_type in ("Unsqueeze", "Expand")
 
 
 def test_initializers_are_the_checkpoints_tensors_once(tmp_path: Path) -> None:
@@ -157,28 +213,62 @@ def test_padding_heads_changes_no_value_and_not_the_original() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in gpt.state_dict().items())
 
 
+def test_float16_logits_far_from_zero_keep_their_differences(tmp_path: Path) -> None:
+    """Logits near -100 are multiples of 1/16 in float16; what all have in common must not cost the differences."""
+    gpt = make_gpt(BASE)
+    with torch.no_grad():
+        direction = torch.ones(48) / 48**0.5
+        gpt.get_parameter("wte.weight").sub_(4.0 * direction)
+        gpt.get_parameter("ln_f.bias").add_(25.0 * direction)
+    model = export_graph(gpt, "native", "float16")
+    optimize_graph(model, BASE, "native")
+    ids = np.random.default_rng(0).integers(97, size=(1, 30))
+    with torch.no_grad():
+        want = gpt(torch.from_numpy(ids)).numpy()
+    assert want.mean() < -90
+    found = run(model, tmp_path / "model.onnx", ids, BASE, "float16")
+    # Whatever a row has in common changes no probability.
+    apart = (found - found.mean(-1, keepdims=True)) - (want - want.mean(-1, keepdims=True))
+    assert np.abs(apart).max() < 0.5 / 16
+    assert len(np.unique(found[0, -1])) > 90  # of 97: few fall together
+
+
+def test_weights_that_float16_cannot_hold_are_named() -> None:
+    gpt = make_gpt(BASE)
+    assert halve(gpt).state_dict()["h.1.ln_2.weight"].dtype == torch.float16
+    with torch.no_grad():
+        gpt.get_parameter("h.1.mlp.c_fc.weight")[3, 4] = 70_000
+    with pytest.raises(ExportError, match=r"h\.1\.mlp\.c_fc\.weight has values beyond 65504.*export in float32"):
+        halve(gpt)
+
+
 def test_a_graph_that_did_not_fuse_fails() -> None:
-    model = export_native(make_gpt(BASE))
-    check_native(model, BASE)
+    model = export_graph(make_gpt(BASE), "native", "float32")
+    check_graph(model, BASE, "native", "float32")
     with pytest.raises(ExportError, match="2 GroupQueryAttention nodes for 3 layers"):
-        check_native(model, replace(BASE, n_layer=3))
+        check_graph(model, replace(BASE, n_layer=3), "native", "float32")
     with pytest.raises(ExportError, match=r"has the tensors.*97.*expected.*98"):
-        check_native(model, replace(BASE, vocab_size=98))
+        check_graph(model, replace(BASE, vocab_size=98), "native", "float32")
+    with pytest.raises(ExportError, match=r"has the tensors.*float32.*expected.*float16"):
+        check_graph(model, BASE, "native", "float16")
+    with pytest.raises(ExportError, match=r"com\.microsoft::FusedMatMul.*a portable one has only standard operators"):
+        check_graph(model, BASE, "portable", "float32")
     next(node for node in model.graph if node.op_type == "GroupQueryAttention").op_type = "Attention"
     with pytest.raises(ExportError, match="1 GroupQueryAttention nodes for 2 layers; expected one a layer"):
-        check_native(model, BASE)
+        check_graph(model, BASE, "native", "float32")
 
 
 def test_a_fusion_that_missed_a_place_fails() -> None:
-    model = export_native(make_gpt(BASE))
+    model = export_graph(make_gpt(BASE), "native", "float32")
     with pytest.raises(ExportError, match=r"'activation': 2.*this network has.*'activation': 3"):
-        optimize_native(model, n_layer=3, tanh_gelu=True)
+        optimize_graph(model, replace(BASE, n_layer=3), "native")
 
 
 def test_exporting_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        export_native(make_gpt(BASE))
+        for flavour, dtype, _ in FORMS:
+            export_graph(make_gpt(BASE), flavour, dtype)
     assert [str(warning.message) for warning in caught] == []
     out, err = capfd.readouterr()
     assert (out, err) == ("", "")

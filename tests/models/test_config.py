@@ -28,6 +28,29 @@ def test_defaults_equal_those_of_transformers() -> None:
     assert GPTConfig.from_dict(GPT2Config().to_dict()) == GPTConfig()
 
 
+# config.json of distilgpt2 and of microsoft/DialoGPT-medium on the hub, beside the keys of the network.
+OF_DISTILGPT2: dict[str, Any] = {
+    "_num_labels": 1, "architectures": ["GPT2LMHeadModel"], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0},
+    "model_type": "gpt2", "n_ctx": 1024, "n_layer": 6, "summary_activation": None, "summary_first_dropout": 0.1,
+    "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True, "vocab_size": 50257,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+}  # fmt: skip
+OF_DIALOGPT: dict[str, Any] = {
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_ctx": 1024,
+    "n_embd": 1024, "n_head": 16, "n_layer": 24, "n_positions": 1024, "n_special": 0, "predict_special_tokens": True,
+    "summary_activation": None, "summary_type": "cls_index", "torch_dtype": "float16", "use_cache": True,
+    "reorder_and_upcast_attn": True, "task_specific_params": {"conversational": {"max_length": 1000}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "n_layer"), [(OF_DISTILGPT2, 6), (OF_DIALOGPT, 24)])
+def test_configs_of_the_hub_are_read(values: dict[str, Any], n_layer: int) -> None:
+    theirs = GPT2Config(**values)
+    ours = GPTConfig.from_dict(values)
+    assert ours.n_layer == n_layer
+    assert all(getattr(theirs, name) == value for name, value in vars(ours).items())
+
+
 def test_config_survives_a_round_trip() -> None:
     config = GPTConfig(n_embd=60, n_head=5, n_layer=3, n_inner=77, activation_function="silu", eos_token_id=None)
     assert GPTConfig.from_dict(config.to_dict()) == config
@@ -37,7 +60,7 @@ def test_config_survives_a_round_trip() -> None:
     ("key", "value"),
     [
         ("model_type", "gpt_neo"),
-        ("tie_word_embeddings", False),
+        ("tie_word_embeddings", "no"),
         ("add_cross_attention", True),
         ("quantization_config", {"bits": 4}),
         ("pruned_heads", {"0": [1]}),

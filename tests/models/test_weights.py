@@ -2,14 +2,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
-from ortgpt_models import ModelError, load_config, load_gpt, save_gpt
-from support import write_checkpoint
+from ortgpt_models import ModelError, load_config, load_gpt, save_gpt, weight_files
+from support import random_model, write_checkpoint
+
+SHAPE = {
+    "vocab_size": 300,
+    "n_positions": 64,
+    "n_embd": 48,
+    "n_layer": 2,
+    "n_head": 4,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 
 
 @pytest.fixture
@@ -93,7 +105,7 @@ def test_a_head_equal_to_the_embedding_is_taken_and_another_refused(folder: Path
 
 def test_a_tensor_with_and_without_prefix_is_a_fault(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors | {"ln_f.bias": torch.ones(48)})
-    with pytest.raises(ModelError, match=r"ln_f\.bias is there with and without 'transformer\.'"):
+    with pytest.raises(ModelError, match=r"ln_f\.bias is there twice, as .*transformer\.ln_f\.bias"):
         load_gpt(folder)
 
 
@@ -103,13 +115,260 @@ def test_missing_and_damaged_files(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\x10")
     with pytest.raises(ModelError, match="not a readable safetensors file"):
         load_gpt(folder)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"no model\.safetensors"):
-        load_gpt(folder)
+    (folder / "model.safetensors").rename(folder / "weights.h5")
+    for call in (load_gpt, weight_files):
+        with pytest.raises(ModelError, match=r"no model\.safetensors, .*found: weights\.h5"):
+            call(folder)
+    with pytest.raises(ModelError, match="is no folder"):
+        weight_files(folder / "nowhere")
     for text, reason in (("{", "not valid JSON"), ("[1]", "JSON list"), ("[" * 100_000, "not valid JSON")):
         (folder / "config.json").write_text(text)
         with pytest.raises(ModelError, match=reason):
             load_config(folder)
+
+
+def write_bin(folder: Path, change: Any = lambda state: state, *, legacy: bool = False) -> dict[str, Tensor]:
+    """Store the tensors of a checkpoint, changed, as pytorch_model.bin in the place of its safetensors file."""
+    path = folder / "model.safetensors"
+    state: dict[str, Tensor] = change(load_file(path))
+    path.unlink()
+    torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
+    return state
+
+
+def edit_json(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def shard(folder: Path, kind: str, *, keys_a_file: int = 5) -> dict[str, str]:
+    """Split a checkpoint into shards with an index, of `safetensors` or `bin`; return the file of each key."""
+    stem, suffix = ("model", "safetensors") if kind == "safetensors" else ("pytorch_model", "bin")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    keys = list(tensors)
+    parts = [keys[start : start + keys_a_file] for start in range(0, len(keys), keys_a_file)]
+    weight_map: dict[str, str] = {}
+    for number, part in enumerate(parts, 1):
+        name = f"{stem}-{number:05}-of-{len(parts):05}.{suffix}"
+        weight_map |= dict.fromkeys(part, name)
+        state = {key: tensors[key] for key in part}
+        if kind == "safetensors":
+            save_file(state, folder / name, metadata={"format": "pt"})
+        else:
+            torch.save(state, folder / name)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index))
+    return weight_map
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"n_inner": 77},
+        {"scale_attn_by_inverse_layer_idx": True, "n_layer": 3},
+        {"scale_attn_weights": False, "reorder_and_upcast_attn": True},
+        {"n_layer": 6, "summary_type": "cls_index", "summary_use_proj": True, "n_ctx": 64},
+        {"activation_function": "gelu", "layer_norm_epsilon": 1e-3},
+    ],
+    ids=["n_inner", "inverse-layer", "unscaled", "distilgpt2", "gelu"],
+)
+def test_networks_of_other_shapes(tmp_path: Path, config: dict[str, Any]) -> None:
+    assert_same_as_transformers(write_checkpoint(tmp_path / "checkpoint", seed=3, **config))
+
+
+def test_shards_written_by_transformers(tmp_path: Path) -> None:
+    random_model(4, **SHAPE).save_pretrained(tmp_path, max_shard_size="20KB")
+    assert not (tmp_path / "model.safetensors").exists()
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 5
+    assert weight_files(tmp_path) == shards
+    assert_same_as_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_bin_file(folder: Path, dtype: torch.dtype, legacy: bool) -> None:
+    stored = write_bin(folder, lambda state: {key: value.to(dtype) for key, value in state.items()}, legacy=legacy)
+    assert weight_files(folder) == [folder / "pytorch_model.bin"]
+    found = load_gpt(folder).state_dict()
+    assert found.keys() == {key.removeprefix("transformer.") for key in stored}
+    assert all(torch.equal(found[key.removeprefix("transformer.")], value.float()) for key, value in stored.items())
+    assert_same_as_transformers(folder)
+
+
+def test_shards_of_bin_files(folder: Path) -> None:
+    expected = load_gpt(folder).state_dict()
+    names = set(shard(folder, "bin").values())
+    assert weight_files(folder) == [folder / name for name in sorted(names)]
+    found = load_gpt(folder).state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert_same_as_transformers(folder)
+
+
+def test_a_file_of_mixed_precision(folder: Path) -> None:
+    dtypes = [torch.float32, torch.float16, torch.bfloat16]
+    rewrite(folder, lambda state: {key: state[key].to(dtypes[i % 3]) for i, key in enumerate(state)})
+    assert all(parameter.dtype == torch.float32 for parameter in load_gpt(folder).parameters())
+    assert_same_as_transformers(folder)
+
+
+@pytest.mark.parametrize("head", ["lm_head.weight", "lm_head.decoder.weight"])
+def test_dialogpt_with_float16_masks_and_its_own_head(tmp_path: Path, head: str) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoint", seed=6, n_layer=3)
+
+    def to_dialogpt(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        half = {key: value.half() for key, value in state.items()}
+        masks = {f"transformer.h.{i}.attn.bias": torch.ones(1, 1, 64, 64, dtype=torch.uint8).tril() for i in range(3)}
+        masked = {f"transformer.h.{i}.attn.masked_bias": torch.tensor(-1e4).half() for i in range(3)}
+        return half | masks | masked | {head: half["transformer.wte.weight"]}
+
+    write_bin(folder, to_dialogpt, legacy=True)
+    edit_json(folder / "config.json", n_ctx=64, n_special=0, predict_special_tokens=True, torch_dtype="float16")
+    assert_same_as_transformers(folder)
+
+
+def test_the_first_of_several_sources_is_read(folder: Path, tmp_path: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    shard(folder, "safetensors")
+    shards = weight_files(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"never read")
+    assert weight_files(folder) == shards
+    load_gpt(folder)
+    (folder / "model.safetensors").write_bytes(whole)
+    (folder / "model.safetensors.index.json").write_bytes(b"never read")
+    assert weight_files(folder) == [folder / "model.safetensors"]
+    load_gpt(folder)
+
+
+def test_float32_weights_stay_in_the_file_which_no_change_reaches(folder: Path) -> None:
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if name == "pytorch_model.bin":
+            write_bin(folder)
+        before = (folder / name).read_bytes()
+        gpt = load_gpt(folder)
+        with torch.no_grad():
+            for parameter in gpt.parameters():
+                parameter.zero_()
+        assert (folder / name).read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_every_fault_of_an_index_is_named_at_once(folder: Path, kind: str) -> None:
+    weight_map = shard(folder, kind)
+    keys, names = list(weight_map), sorted(set(weight_map.values()))
+    (index,) = folder.glob("*.index.json")
+    (folder / names[0]).write_bytes(b"damaged")
+    wrong = weight_map | {keys[5]: names[2], "transformer.ln_f.gain": names[1]}
+    (folder / names[3]).write_bytes((folder / names[2]).read_bytes())
+    edit_json(index, weight_map=wrong)
+    with pytest.raises(ModelError) as caught:
+        load_gpt(folder)
+    message = str(caught.value)
+    for part in (
+        f"{names[0]} is not a",
+        f"{keys[5]}, which should be in {names[2]}, is in {names[1]}",
+        f"transformer.ln_f.gain, which should be in {names[1]}, is in none",
+        f"{keys[10]} is both in {names[2]} and in {names[3]}",
+        f"{keys[15]}, which should be in {names[3]}, is in none",
+    ):
+        assert part in message
+    assert keys[0] not in message  # it is in the damaged file
+    for name in names[:2]:
+        (folder / name).unlink()
+    for call in (load_gpt, weight_files):
+        with pytest.raises(ModelError, match=f"{names[0]}, {names[1]}"):
+            call(folder)
+
+
+def test_an_index_names_files_of_its_own_folder_only(folder: Path) -> None:
+    shard(folder, "safetensors")
+    index = folder / "model.safetensors.index.json"
+    names: list[Any] = [
+        "../model.safetensors",
+        "/etc/passwd",
+        "a/b.safetensors",
+        "..",
+        "",
+        "a\\b",
+        "c:b",
+        "a\nb",
+        "\ud800",
+        7,
+    ]
+    edit_json(index, weight_map={f"key{i}": name for i, name in enumerate(names)})
+    for call in (load_gpt, weight_files):
+        with pytest.raises(ModelError) as caught:
+            call(folder)
+        assert all(repr(name) in str(caught.value) for name in names)
+    maps: list[Any] = [None, [], {}, "x"]
+    for weight_map in maps:
+        edit_json(index, weight_map=weight_map)
+        with pytest.raises(ModelError, match=r"weight_map is .*expected an object"):
+            load_gpt(folder)
+    for text in ("[1]", "{", "\ud800"):
+        index.write_text(text, encoding="utf-8", errors="surrogatepass")
+        with pytest.raises(ModelError, match=r"index\.json (is not valid JSON|holds a JSON list)"):
+            load_gpt(folder)
+
+
+def test_a_key_in_no_shard_is_missing(folder: Path) -> None:
+    rewrite(folder, lambda state: {key: value for key, value in state.items() if key != "transformer.ln_f.bias"})
+    shard(folder, "safetensors")
+    with pytest.raises(ModelError, match=r"index\.json: .*missing ln_f\.bias \(48,\)"):
+        load_gpt(folder)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_weights_that_are_not_finite_are_named(folder: Path, kind: str) -> None:
+    def spoil(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        state["transformer.h.1.mlp.c_fc.weight"][3, 4] = float("nan")
+        state["transformer.h.0.ln_1.bias"][0] = float("-inf")
+        state["transformer.ln_f.weight"][:] = 3e38  # finite, though their sum is not
+        return state
+
+    if kind == "safetensors":
+        rewrite(folder, spoil)
+    else:
+        write_bin(folder, spoil)
+    with pytest.raises(ModelError) as caught:
+        load_gpt(folder)
+    assert "h.1.mlp.c_fc.weight holds NaN or infinity" in str(caught.value)
+    assert "h.0.ln_1.bias holds NaN or infinity" in str(caught.value)
+    assert "ln_f" not in str(caught.value)
+
+
+def test_an_untied_configuration_is_taken_when_the_head_is_tied_after_all(folder: Path) -> None:
+    edit_json(folder / "config.json", tie_word_embeddings=False)
+    with pytest.raises(ModelError, match=r"missing lm_head\.weight.*tie_word_embeddings = false"):
+        load_gpt(folder)
+    rewrite(folder, lambda state: state | {"lm_head.weight": state["transformer.wte.weight"].clone()})
+    assert_same_as_transformers(folder)
+    rewrite(folder, lambda state: state | {"lm_head.weight": state["lm_head.weight"] * 2})
+    with pytest.raises(ModelError, match=r"lm_head\.weight differs from the token embedding"):
+        load_gpt(folder)
+    rewrite(folder, lambda state: state | {"lm_head.weight": torch.ones(301, 48)})
+    with pytest.raises(ModelError, match=r"lm_head\.weight has shape \(301, 48\), expected \(300, 48\)"):
+        load_gpt(folder)
+
+
+def test_fewer_positions_than_the_configuration_says_are_refused(folder: Path) -> None:
+    edit_json(folder / "config.json", n_positions=65)
+    with pytest.raises(ModelError, match=r"wpe\.weight has shape \(64, 48\), expected \(65, 48\)"):
+        load_gpt(folder)
+
+
+def test_a_bin_that_is_no_state_dict_is_refused(folder: Path) -> None:
+    contents: list[tuple[Any, str]] = [
+        ([torch.ones(1)], "holds a list; expected a state dict"),
+        ({"epoch": 3, "state_dict": {}}, "'epoch' is a int; 'state_dict' is a dict"),
+        ({"wte.weight": torch.eye(3).to_sparse()}, "wte.weight has dtype torch.sparse_coo"),
+        ({"wte.weight": torch.ones(300, 48, dtype=torch.int8)}, "wte.weight has dtype int8"),
+    ]
+    (folder / "model.safetensors").unlink()
+    for content, reason in contents:
+        torch.save(content, folder / "pytorch_model.bin")
+        with pytest.raises(ModelError, match=reason):
+            load_gpt(folder)
 
 
 @torch.no_grad()

@@ -12,7 +12,9 @@ import torch
 import ortgpt
 from ortgpt import ContextLengthError, NonFiniteLogitsError
 from ortgpt.bundle import open_bundle
-from ortgpt.engine import Call, Engine, Logits, Row
+from ortgpt.cache import FixedCache
+from ortgpt.call import Logits
+from ortgpt.engine import Engine, Row
 from ortgpt.sampling import greedy
 from ortgpt.session import open_session
 from ortgpt_models import GPT, load_gpt
@@ -43,30 +45,42 @@ def gpt(small_checkpoint: Path) -> GPT:
     return load_gpt(small_checkpoint)
 
 
+@pytest.fixture(scope="module", params=["native", "portable"])
+def engine(request: pytest.FixtureRequest, small: ortgpt.Generator, small_portable: ortgpt.Generator) -> Engine:
+    """Both flavours, and both kinds of cache."""
+    return {"native": small, "portable": small_portable}[request.param].engine
+
+
+def fixed_cache(engine: Engine, batch_size: int, tokens: int) -> FixedCache:
+    cache = engine.new_cache(batch_size, tokens)
+    assert isinstance(cache, FixedCache)
+    return cache
+
+
 def oracle(gpt: GPT, ids: Sequence[int]) -> Logits:
     with torch.no_grad():
         logits: Logits = gpt(torch.tensor([list(ids)]))[0].numpy()
     return logits
 
 
-def test_every_position_and_length_equals_pytorch(small: ortgpt.Generator, gpt: GPT) -> None:
+def test_every_position_and_length_equals_pytorch(engine: Engine, gpt: GPT) -> None:
     ids = random_prompts(1, 1)[0] + list(range(63))
     for length in (1, 2, 3, 8, 9, 63, 64):
-        found = small.engine.prefill(small.engine.new_cache(1, length), [ids[:length]], np.arange(length)[None])
+        found = engine.prefill(engine.new_cache(1, length), [ids[:length]], np.arange(length)[None])
         assert np.abs(found[0] - oracle(gpt, ids[:length])).max() <= 1e-4
 
 
-def test_prefill_in_pieces_and_single_steps_equal_pytorch(small: ortgpt.Generator, gpt: GPT) -> None:
+def test_prefill_in_pieces_and_single_steps_equal_pytorch(engine: Engine, gpt: GPT) -> None:
     ids = list(range(100, 150))
     want = oracle(gpt, ids)
-    cache = small.engine.new_cache(1, 50)
+    cache = engine.new_cache(1, 50)
     for start, end in ((0, 7), (7, 8), (8, 30), (30, 49), (49, 50)):
-        found = small.engine.prefill(cache, [ids[start:end]], np.arange(end - start)[None])[0]
+        found = engine.prefill(cache, [ids[start:end]], np.arange(end - start)[None])[0]
         assert np.abs(found - want[start:end]).max() <= 1e-4
         assert cache.lengths.tolist() == [end]
-    cache = small.engine.new_cache(1, 50)
-    small.engine.prefill(cache, [ids[:5]])
-    call = Call(small.engine.session, small.engine.config, cache, sequence_length=1, logit_count=1)
+    cache = engine.new_cache(1, 50)
+    engine.prefill(cache, [ids[:5]])
+    call = engine.new_call(cache)
     for place in range(5, 50):
         call.input_ids[0, 0] = ids[place]
         assert np.abs(call.run(cache.lengths + 1)[0, 0] - want[place]).max() <= 1e-4
@@ -74,38 +88,53 @@ def test_prefill_in_pieces_and_single_steps_equal_pytorch(small: ortgpt.Generato
 
 def test_ragged_rows_equal_solo_rows_to_the_bit(small: ortgpt.Generator) -> None:
     prompts = [[7], list(range(40)), [5, 6, 7, 8, 9, 10, 11]]
-    cache = small.engine.new_cache(3, 60)
+    cache = fixed_cache(small.engine, 3, 60)
     together = small.engine.prefill(cache, prompts)
-    call = Call(small.engine.session, small.engine.config, cache, sequence_length=1, logit_count=1)
+    call = small.engine.new_call(cache)
     for row, ids in enumerate(prompts):
-        alone = small.engine.new_cache(1, 60)
+        alone = fixed_cache(small.engine, 1, 60)
         assert np.array_equal(small.engine.prefill(alone, [ids])[0], together[row])
-        single = Call(small.engine.session, small.engine.config, alone, sequence_length=1, logit_count=1)
+        single = small.engine.new_call(alone)
         cache.lengths[:] = [len(prompt) for prompt in prompts]
         for token_id in (1, 2, 3):
             single.input_ids[...] = call.input_ids[...] = token_id
             assert np.array_equal(single.run(alone.lengths + 1)[0], call.run(cache.lengths + 1)[row])
 
 
-def test_a_batch_that_holds_tokens_takes_several_more(small: ortgpt.Generator, gpt: GPT) -> None:
-    cache = small.engine.new_cache(2, 20)
-    small.engine.prefill(cache, [[1, 2, 3], [4]])
-    found = small.engine.prefill(cache, [[5, 6], [7, 8, 9]])
+def test_a_batch_that_holds_tokens_takes_several_more(engine: Engine, gpt: GPT) -> None:
+    cache = engine.new_cache(2, 20)
+    engine.prefill(cache, [[1, 2, 3], [4]])
+    found = engine.prefill(cache, [[5, 6], [7, 8, 9]])
     assert cache.lengths.tolist() == [5, 4]
     for row, ids in enumerate(([1, 2, 3, 5, 6], [4, 7, 8, 9])):
         assert np.abs(found[row, 0] - oracle(gpt, ids)[-1]).max() <= 1e-4
-    picked = small.engine.prefill(cache, [[1, 2], [3, 4]], np.array([[1, 0], [0, 0]]))
+    picked = engine.prefill(cache, [[1, 2], [3, 4]], np.array([[1, 0], [0, 0]]))
     assert np.abs(picked[0, 0] - oracle(gpt, [1, 2, 3, 5, 6, 1, 2])[-1]).max() <= 1e-4
     assert np.abs(picked[1, 1] - oracle(gpt, [4, 7, 8, 9, 3])[-1]).max() <= 1e-4
 
 
+def test_ragged_rows_of_a_growing_cache_equal_solo_rows(small_portable: ortgpt.Generator, gpt: GPT) -> None:
+    """Padding leaves holes between the slots of a row; they must count for nothing, and positions pass them by."""
+    engine = small_portable.engine
+    prompts = [[7], list(range(40)), [5, 6, 7, 8, 9, 10, 11]]
+    cache = engine.new_cache(3, 60)
+    together = [engine.prefill(cache, prompts)]
+    call = engine.new_call(cache)
+    for token_id in (1, 2, 3):
+        call.input_ids[...] = token_id
+        together.append(call.run(cache.lengths + 1))
+    for row, ids in enumerate(prompts):
+        want = oracle(gpt, [*ids, 1, 2, 3])[-4:]
+        assert np.abs(np.stack([logits[row, 0] for logits in together]) - want).max() <= 1e-4
+
+
 def test_slots_beyond_a_rows_length_are_never_read(small: ortgpt.Generator) -> None:
     def steps(poison: float) -> list[Logits]:
-        cache = small.engine.new_cache(2, 30)
+        cache = fixed_cache(small.engine, 2, 30)
         for buffer in cache.buffers:
             buffer.fill(poison)
         found = [small.engine.prefill(cache, [[1, 2, 3], list(range(20))]).copy()]
-        call = Call(small.engine.session, small.engine.config, cache, sequence_length=1, logit_count=1)
+        call = small.engine.new_call(cache)
         found += [call.run(cache.lengths + 1).copy() for _ in range(3)]
         return found
 
@@ -114,7 +143,7 @@ def test_slots_beyond_a_rows_length_are_never_read(small: ortgpt.Generator) -> N
 
 
 def test_past_and_present_are_the_same_memory(small: ortgpt.Generator) -> None:
-    cache = small.engine.new_cache(1, 10)
+    cache = fixed_cache(small.engine, 1, 10)
     for buffer in cache.buffers:
         buffer.fill(0.0)
     addresses = [buffer.ctypes.data for buffer in cache.buffers]
@@ -129,7 +158,7 @@ def test_past_and_present_are_the_same_memory(small: ortgpt.Generator) -> None:
 
 
 def test_a_row_of_a_cache_is_a_view(small: ortgpt.Generator) -> None:
-    cache = small.engine.new_cache(3, 10)
+    cache = fixed_cache(small.engine, 3, 10)
     row = cache.row(1)
     row.lengths[0] = 4
     row.buffers[0][...] = 7.0
@@ -140,19 +169,19 @@ def test_a_row_of_a_cache_is_a_view(small: ortgpt.Generator) -> None:
 
 @pytest.mark.parametrize(("tokens", "capacity"), [(1, 64), (64, 64), (65, 128)])
 def test_capacity_is_what_the_call_needs_rounded_up(small: ortgpt.Generator, tokens: int, capacity: int) -> None:
-    assert small.engine.new_cache(1, tokens).capacity == capacity
+    assert fixed_cache(small.engine, 1, tokens).capacity == capacity
 
 
-def test_greedy_ids_equal_transformers_alone_and_in_a_batch(small: ortgpt.Generator, small_model: object) -> None:
+def test_greedy_ids_equal_transformers_alone_and_in_a_batch(engine: Engine, small_model: object) -> None:
     prompts = random_prompts(12, 40)
     want = [greedy_ids(small_model, prompt, 24) for prompt in prompts]
-    assert [run(small.engine, [make_row(prompt, 24)])[0] for prompt in prompts] == want
-    assert run(small.engine, [make_row(prompt, 24) for prompt in prompts]) == want
+    assert [run(engine, [make_row(prompt, 24)])[0] for prompt in prompts] == want
+    assert run(engine, [make_row(prompt, 24) for prompt in prompts]) == want
 
 
-def test_rows_of_a_batch_end_on_their_own(small: ortgpt.Generator) -> None:
+def test_rows_of_a_batch_end_on_their_own(engine: Engine) -> None:
     prompts = random_prompts(4, 20, seed=1)
-    alone = [run(small.engine, [make_row(prompt, 20)])[0] for prompt in prompts]
+    alone = [run(engine, [make_row(prompt, 20)])[0] for prompt in prompts]
     eos = alone[1][3]
     rows = [
         make_row(prompts[0], 1),
@@ -160,7 +189,7 @@ def test_rows_of_a_batch_end_on_their_own(small: ortgpt.Generator) -> None:
         make_row(prompts[2], 7),
         make_row(prompts[3], 20),
     ]
-    gained = [list(active) for active in small.engine.generate(rows)]
+    gained = [list(active) for active in engine.generate(rows)]
     first = alone[1].index(eos)
     assert [row.token_ids for row in rows] == [alone[0][:1], alone[1][: first + 1], alone[2][:7], alone[3]]
     assert [(row.finish_reason, row.stop_reason) for row in rows] == [
@@ -178,13 +207,13 @@ def test_a_caller_can_end_a_row(small: ortgpt.Generator) -> None:
     assert [len(row.token_ids) for row in rows] == [3, 10]
 
 
-def test_the_whole_context_can_be_used_and_not_a_token_more(small: ortgpt.Generator, small_model: object) -> None:
+def test_the_whole_context_can_be_used_and_not_a_token_more(engine: Engine, small_model: object) -> None:
     prompt = list(range(60))
-    assert run(small.engine, [make_row(prompt, 4)])[0] == greedy_ids(small_model, prompt, 4)
-    assert len(run(small.engine, [make_row(list(range(63)), 1), make_row([1], 63)])[1]) == 63
+    assert run(engine, [make_row(prompt, 4)])[0] == greedy_ids(small_model, prompt, 4)
+    assert len(run(engine, [make_row(list(range(63)), 1), make_row([1], 63)])[1]) == 63
     for length, new, hint in ((60, 5, "at most 4 new tokens fit"), (64, 1, "shorten"), (100, 1, "shorten")):
         with pytest.raises(ContextLengthError) as caught:
-            run(small.engine, [make_row([1], 1), make_row([1] * length, new)])
+            run(engine, [make_row([1], 1), make_row([1] * length, new)])
         message = str(caught.value)
         assert f"prompt of {length} tokens and {new} new ones exceed the context of 64" in message
         assert "row 1" in message

@@ -14,7 +14,7 @@ import ortgpt
 from ortgpt import BundleError, DeviceError, OptionError
 from ortgpt.bundle import open_bundle
 from ortgpt.manifest import GraphSpec, Manifest
-from ortgpt.session import Device, choose_graph, import_onnxruntime, open_session
+from ortgpt.session import Device, _check_device, choose_graph, import_onnxruntime, open_session
 
 CPU = ["CPUExecutionProvider"]
 BOTH = ["CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -25,7 +25,9 @@ def graphs(small_bundle: Path) -> dict[str, GraphSpec]:
     (cpu,) = open_bundle(small_bundle).manifest.graphs
     cuda = replace(cpu, target="cuda", file="cuda.onnx", cache=replace(cpu.cache, dtype="float16"))
     foreign = replace(cpu, flavour="portable", target="coreml", file="f.onnx", cache=replace(cpu.cache, kind="growing"))
-    return {"cpu": cpu, "cuda": cuda, "prefill": replace(cpu, role="prefill", file="prefill.onnx"), "foreign": foreign}
+    portable = replace(cpu, flavour="portable", cache=replace(cpu.cache, kind="growing"))
+    prefill = replace(cpu, role="prefill", file="prefill.onnx")
+    return {"cpu": cpu, "cuda": cuda, "portable": portable, "prefill": prefill, "foreign": foreign}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,7 @@ def graphs(small_bundle: Path) -> dict[str, GraphSpec]:
         (["cpu", "cuda"], "cuda", BOTH, Device("cuda", 0)),
         (["cpu", "cuda"], "cuda:3", BOTH, Device("cuda", 3)),
         (["prefill", "foreign", "cpu"], "auto", CPU, Device("cpu")),
+        (["portable"], "auto", BOTH, Device("cpu")),
     ],
 )
 def test_the_graph_for_a_device(
@@ -47,7 +50,12 @@ def test_the_graph_for_a_device(
 ) -> None:
     chosen, graph = choose_graph([graphs[name] for name in held], device, providers)
     assert chosen == found
-    assert graph is graphs[found.target]
+    assert graph is graphs["portable" if "portable" in held else found.target]
+
+
+def test_the_cpu_runs_a_graph_made_for_a_gpu_where_there_is_no_other(graphs: dict[str, GraphSpec]) -> None:
+    assert choose_graph([graphs["cuda"]], "cpu", BOTH) == (Device("cpu"), graphs["cuda"])
+    assert choose_graph([graphs["cuda"], graphs["cpu"]], "cpu", BOTH) == (Device("cpu"), graphs["cpu"])
 
 
 @pytest.mark.parametrize(
@@ -61,8 +69,8 @@ def test_the_graph_for_a_device(
             r"CUDAExecutionProvider.*only CPUExecutionProvider.*ortgpt\[cuda\]",
         ),
         (["cpu"], "cuda", BOTH, BundleError, "made for cpu, not for cuda"),
-        (["cuda"], "cpu", BOTH, BundleError, "made for cuda, not for cpu"),
-        (["cuda"], "auto", CPU, DeviceError, "made for cuda, but ONNX Runtime here has only CPU"),
+        (["portable"], "cuda", BOTH, BundleError, "made for cpu, not for cuda"),
+        (["cuda"], "auto", CPU, DeviceError, "made for cuda, but ONNX Runtime here has only CPU.*choose device cpu"),
         (
             ["prefill"],
             "auto",
@@ -126,6 +134,31 @@ def test_a_session_that_fell_back_is_refused(small_bundle: Path, monkeypatch: py
     monkeypatch.setattr(onnxruntime, "InferenceSession", Fallen)
     with pytest.raises(DeviceError, match=r"asked for cuda:1, but ONNX Runtime opened \['CPUExecutionProvider'\]"):
         open_session(replace(bundle, manifest=manifest), device="cuda:1")
+
+
+def test_a_session_with_nodes_elsewhere_is_refused(small_bundle: Path) -> None:
+    """The assignment is ONNX Runtime's own; only the provider that should have had the nodes is made up."""
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = onnxruntime.InferenceSession(small_bundle / "model.onnx", options, providers=CPU)
+
+    class Pretending:
+        def get_providers(self) -> list[str]:
+            return BOTH
+
+        def get_provider_graph_assignment_info(self) -> Any:
+            return session.get_provider_graph_assignment_info()
+
+    with pytest.raises(DeviceError, match=r"asked for cuda:0, but ONNX Runtime runs .*GroupQueryAttention on CPU"):
+        _check_device(Pretending(), Device("cuda"))
+    Pretending.get_provider_graph_assignment_info = lambda self: []  # type: ignore[method-assign]
+    _check_device(Pretending(), Device("cuda"))
+
+
+@pytest.mark.parametrize("threads", [0, -1, 257, 2**31, True, 1.0, "2"])
+def test_bad_thread_counts_are_refused(small_bundle: Path, threads: Any) -> None:
+    with pytest.raises(OptionError, match=r"threads = .* \(accepted: an integer from 1 to 256, or None"):
+        open_session(open_bundle(small_bundle), threads=threads)
 
 
 def test_session_settings(small_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

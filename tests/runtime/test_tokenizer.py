@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from transformers import AddedToken, GPT2Tokenizer
 
 from ortgpt import BundleError, PromptError
+from ortgpt import tokenizer as module
 from ortgpt.tokenizer import StopMatcher, TextStream, Tokenizer, read_merges
 from ortgpt_exporter.checkpoint import find_folder
 from support import TEXT, write_real_tokenizer, write_small_tokenizer
@@ -132,6 +134,90 @@ def test_added_tokens_are_kept_and_plain_text_in_a_prompt(tmp_path: Path) -> Non
     assert {50256, 50257} <= set(found)
 
 
+def test_of_overlapping_special_tokens_the_first_and_longest_is_found(tmp_path: Path) -> None:
+    added = ("<|a|>", "<|a|>b", "|>c", "  \n", "x y", "[^-]")
+    write_real_tokenizer(tmp_path, added=added)
+    ours, theirs = Tokenizer.load(tmp_path), GPT2Tokenizer.from_pretrained(tmp_path)
+    theirs.add_tokens([AddedToken(token, special=True, normalized=False) for token in added])
+    for text in (
+        "<|a|>b<|a|>c",
+        "a<|a|>|>cb|>c",
+        "  \n   \n\n",
+        "axx yx y",
+        "[^-][^-",
+        "<|a|><|endoftext|>" * 3,
+        "",
+        "-",
+    ):
+        assert ours.encode(text, special_tokens=True) == theirs(text, add_special_tokens=False)["input_ids"], text
+
+
+SPACES = (" ", "\n", "\t", "\u3000", "\r\n", "\u00a0 ", "\x85", "  \n")
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_long_runs_of_white_space_are_split_as_transformers_splits_them(
+    pair: tuple[Tokenizer, Any], space: str
+) -> None:
+    ours, theirs = pair
+    for length in (9_999, 10_000, 10_001):
+        run = (space * length)[:length]
+        for text in (
+            run,
+            run + "x",
+            f"a{run}'s",
+            f"a {run} 1{run}\u2003!",
+            f"x{run}日{run}\x1c{run}\u200b",
+            f"{run}\x1f",
+        ):
+            assert ours.encode(text) == their_ids(theirs, text)
+    text = (space * 50_000)[:50_000] + "word"
+    assert ours.encode(text) == their_ids(theirs, text)
+
+
+SPACED = st.lists(
+    st.sampled_from([*SPACES, " ", "\n", "\u2003", "\x1c", "\u200b", "a", "é", "1", "!", "'s", "\0"])
+).map("".join)
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=SPACED)
+def test_runs_are_cut_as_the_split_would_cut_them(pair: tuple[Tokenizer, Any], text: str) -> None:
+    ours, _ = pair
+    expected = ours.encode(text)
+    with pytest.MonkeyPatch.context() as patch:  # every run of two or more is a long one
+        patch.setattr(module, "_LONG", 2)
+        patch.setattr(module, "_LONG_SPACE", re.compile(module._LONG_SPACE.pattern.replace("10000", "2")))
+        assert ours.encode(text) == expected
+
+
+def test_special_tokens_end_long_runs_of_white_space(tmp_path: Path) -> None:
+    write_real_tokenizer(tmp_path, added=("  <|x|>",))
+    ours, theirs = Tokenizer.load(tmp_path), GPT2Tokenizer.from_pretrained(tmp_path)
+    theirs.add_tokens([AddedToken("  <|x|>", special=True, normalized=False)])
+    run = "\n " * 10_000
+    for text in (f"{run}<|endoftext|>{run}a", f"a{run}  <|x|>{run}<|endoftext|>", f"{run} <|x|>"):
+        assert ours.encode(text, special_tokens=True) == theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text) == their_ids(theirs, text)
+
+
+@pytest.mark.parametrize(
+    "text", [" " * 2_000_000 + "x", "\n" * 2_000_000, "a" * 2_000_000, "x " + "\t" * 1_500_000 + " y"]
+)
+def test_two_million_characters_of_a_kind_are_encoded(pair: tuple[Tokenizer, Any], text: str) -> None:
+    ours, _ = pair
+    assert ours.decode(ours.encode(text)) == text
+
+
+def test_one_letter_over_and_over_takes_no_longer_than_other_text(pair: tuple[Tokenizer, Any]) -> None:
+    ours, theirs = pair
+    begin = time.perf_counter()
+    ours.encode("a" * 200_000)
+    assert time.perf_counter() - begin < 3  # some 0.03 s here; 13 s with a tiktoken before 0.13
+    for text in ("a" * 50_000, "ab" * 20_000 + "abc", "the" * 10_000, "日本" * 5_000, "!?" * 20_000, "12" * 20_000):
+        assert ours.encode(text) == their_ids(theirs, text)
+
+
 def test_ids_that_stand_for_nothing_are_refused(tmp_path: Path) -> None:
     write_real_tokenizer(tmp_path)
     ours = Tokenizer.load(tmp_path)
@@ -157,6 +243,12 @@ def test_text_must_be_text(tmp_path: Path) -> None:
         (None, "#version: 0.2\nĠ t\nbad\n", "line 3"),
         (None, "日 本\n", "'日本' is missing"),
         ({"!": 2}, None, "two tokens share an id"),
+        ({"": 300}, None, "the token '' is empty"),
+        ({"x": 2**24}, None, r"maps 'x' to 16777216, which is no id \(accepted: integers from 0 to 16777215\)"),
+        ({"x": 10**9}, None, "no id"),
+        ({"x": -1}, None, "no id"),
+        ({"x": True}, None, "no id"),
+        ({"x": 1.0}, None, "no id"),
         ({"\ud800": 300}, None, "surrogates not allowed"),
     ],
 )
@@ -177,6 +269,29 @@ def test_only_a_version_line_at_the_top_is_a_comment(tmp_path: Path) -> None:
     assert read_merges(path) == [("#", "#"), ("\u0120", "#version:")]
     path.write_text("# #\n", encoding="utf-8")
     assert read_merges(path) == [("#", "#")]
+    path.write_bytes(b"\xef\xbb\xbf#version: 0.2\r\n# #\r\n")
+    assert read_merges(path) == [("#", "#")]
+
+
+def test_ids_beside_the_tokens_are_counted_without_listing_them(tmp_path: Path) -> None:
+    write_small_tokenizer(tmp_path)
+    vocab = json.loads((tmp_path / "vocab.json").read_text())
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab | {"<|far|>": 2**24 - 1}))
+    begin = time.perf_counter()
+    ours = Tokenizer.load(tmp_path)
+    assert ours.vocab_size == 2**24
+    assert next(ours.unused_ids()) == 300
+    assert time.perf_counter() - begin < 3
+
+
+def test_merges_of_absurd_size_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "merges.txt"
+    with path.open("wb") as file:
+        file.truncate(2**40)  # sparse
+    with pytest.raises(BundleError, match=r"merges\.txt has 1,099,511,627,776 bytes; at most"):
+        read_merges(path)
+    with pytest.raises(BundleError, match=r"none\.txt is missing"):
+        read_merges(tmp_path / "none.txt")
 
 
 def run_matcher(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:

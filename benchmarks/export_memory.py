@@ -1,0 +1,43 @@
+"""Export random weights in the shape of each preset, and print peak memory and time: `make bench-export`.
+
+Needs 20 GB of disk for gpt2-xl; name presets to measure fewer.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1] / "tests"
+WRITE = """
+import sys; from pathlib import Path; from ortgpt_models import PRESETS; from support import write_checkpoint
+p = PRESETS[sys.argv[1]]
+write_checkpoint(Path(sys.argv[2]), vocab_size=p.vocab_size, n_positions=p.n_positions, n_embd=p.n_embd,
+                 n_layer=p.n_layer, n_head=p.n_head)
+"""
+EXPORT = """
+import resource, sys, time; from ortgpt_exporter import export_bundle
+started = time.perf_counter()
+bundle = export_bundle(sys.argv[1], sys.argv[2], dtype=sys.argv[3])
+print(time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, bundle.info().size_bytes)
+"""
+
+
+def run(code: str, *arguments: str) -> str:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+print(f"{'preset':<14}{'dtype':<10}{'peak memory, GB':>16}{'time, s':>9}{'bundle, MB':>12}")
+for preset in sys.argv[1:] or ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"):
+    for dtype in ("float32", "float16"):
+        with tempfile.TemporaryDirectory(dir="build" if Path("build").is_dir() else None) as folder:
+            run(WRITE, preset, f"{folder}/checkpoint")
+            answer = run(EXPORT, f"{folder}/checkpoint", f"{folder}/out", dtype)
+        seconds, peak_kb, size_bytes = map(float, answer.split())
+        peak = f"{peak_kb * 1024 / 1e9:>16.1f}"
+        print(f"{preset:<14}{dtype:<10}{peak}{seconds:>9.0f}{size_bytes / 1e6:>12.0f}", flush=True)

@@ -1,0 +1,91 @@
+"""The files beside a portable graph that other runtimes read: tokenizer.json and onnxruntime-genai's configuration.
+
+Knows no graph beyond its tensor names, and writes nothing itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from ortgpt.contract import KEY_VALUE, File, Tensor
+from ortgpt.tokenizer import parse_merges
+from ortgpt_exporter.tokenizer_files import TokenizerFiles
+from ortgpt_models import GPTConfig
+
+
+def portable_files(config: GPTConfig, tokenizer: TokenizerFiles) -> dict[str, str]:
+    """Return the text of each further file of a portable bundle by its name.
+
+    The checkpoint's own tokenizer.json is taken where it has every token.
+    """
+    own = tokenizer.tokenizer_json
+    whole = own is not None and Tokenizer.from_str(own).get_vocab(with_added_tokens=True) == tokenizer.vocab
+    return {
+        File.TOKENIZER: own if own is not None and whole else _tokenizer_json(tokenizer),
+        File.TOKENIZER_CONFIG: _text(_tokenizer_config(config, tokenizer.vocab)),
+        File.GENAI_CONFIG: _text(genai_config(config)),
+    }
+
+
+def genai_config(config: GPTConfig) -> dict[str, Any]:
+    """Return the genai_config.json with which onnxruntime-genai opens a portable graph (seen working with 0.18)."""
+    past = {f"past_{kind}_names": Tensor.past("%d", kind) for kind in KEY_VALUE}
+    present = {f"present_{kind}_names": Tensor.present("%d", kind) for kind in KEY_VALUE}
+    end = config.eos_token_id if config.eos_token_id is not None else config.bos_token_id
+    special = {"bos_token_id": config.bos_token_id, "eos_token_id": end, "pad_token_id": end}
+    return {
+        "model": {
+            "type": "decoder",
+            **{key: token_id for key, token_id in special.items() if token_id is not None},
+            "context_length": config.n_positions,
+            "vocab_size": config.vocab_size,
+            "decoder": {
+                "filename": File.MODEL,
+                "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+                "head_size": config.head_dim,
+                "hidden_size": config.n_embd,
+                "num_attention_heads": config.n_head,
+                "num_key_value_heads": config.n_head,
+                "num_hidden_layers": config.n_layer,
+                "inputs": {
+                    name: name for name in (Tensor.INPUT_IDS, Tensor.ATTENTION_MASK, Tensor.POSITION_IDS)
+                } | past,
+                "outputs": {Tensor.LOGITS: Tensor.LOGITS} | present,
+            },
+        },
+        # The cache grows: past and present are different memory.
+        "search": {"max_length": config.n_positions, "do_sample": False, "past_present_share_buffer": False},
+    }  # fmt: skip
+
+
+def _tokenizer_config(config: GPTConfig, vocab: Mapping[str, int]) -> dict[str, Any]:
+    token_of = {token_id: token for token, token_id in vocab.items()}
+    bos, eos = (None if i is None else token_of[i] for i in (config.bos_token_id, config.eos_token_id))
+    special = {"bos_token": bos or eos, "eos_token": eos or bos, "unk_token": eos or bos}
+    return {
+        "tokenizer_class": "GPT2Tokenizer",
+        "model_max_length": config.n_positions,
+        "add_prefix_space": False,
+        **{key: token for key, token in special.items() if token is not None},
+    }
+
+
+def _tokenizer_json(files: TokenizerFiles) -> str:
+    """Return the tokenizer.json of a GPT-2 vocabulary; what no merge makes is an added token."""
+    merges = parse_merges(files.texts[File.MERGES], source=File.MERGES)
+    made = {left + right for left, right in merges}
+    added = sorted((token_id, token) for token, token_id in files.vocab.items() if len(token) > 1 and token not in made)
+    tokenizer = Tokenizer(models.BPE(dict(files.vocab), merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for _, token in added])
+    return str(tokenizer.to_str())
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"

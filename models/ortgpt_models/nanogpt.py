@@ -1,0 +1,107 @@
+"""Weights from a nanoGPT checkpoint (`ckpt.pt`, as its train.py writes it) to a `GPT`. Knows no tokenizer.
+
+nanoGPT is GPT-2 with these differences (https://github.com/karpathy/nanoGPT, model.py): its linear layers store
+(out, in); with `bias=False` neither they nor the LayerNorms have a bias; the activation is exact GELU. Its vocabulary
+is commonly padded to 50,304 rows, which stay; it names no end-of-text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ortgpt_models.assemble import assemble_gpt, name_tensors
+from ortgpt_models.config import GPTConfig
+from ortgpt_models.errors import ModelError
+from ortgpt_models.gpt import GPT, Conv1D
+from ortgpt_models.tensor_files import StoredTensor, load_torch_file, state_tensors
+
+# Our name of each size by nanoGPT's.
+_SIZES = {
+    "n_layer": "n_layer",
+    "n_head": "n_head",
+    "n_embd": "n_embd",
+    "block_size": "n_positions",
+    "vocab_size": "vocab_size",
+}
+_PREFIX = re.compile(r"((_orig_mod|module)\.)*(transformer\.)?")  # torch.compile, DistributedDataParallel
+
+
+def load_nanogpt(path: Path, *, activation_function: str = "gelu") -> GPT:
+    """Load the network of a nanoGPT `ckpt.pt` in float32, in evaluation mode, without bos and eos ids.
+
+    A checkpoint does not tell its activation: it is exact GELU ("gelu") except where nanoGPT's new_gelu of early 2023
+    trained it ("gelu_new"). Raises ModelError when the file needs code to be run, is of another kind, or has sizes or
+    tensors that do not fit, naming all of them.
+    """
+    path = Path(path)
+    model, args = _parts(path, load_torch_file(path, numpy_scalars=True))
+    stored = state_tensors(path, model)
+    try:
+        config = _config(args, activation_function)
+        tensors, faults = name_tensors(stored, _PREFIX)
+        with torch.device("meta"):
+            gpt = GPT(config)
+        _transpose_linear(gpt, tensors)
+        if not args.get("bias", True):
+            faults += _add_zero_biases(gpt, tensors)
+        return assemble_gpt(config, tensors, faults)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def _parts(path: Path, checkpoint: Any) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Return `model` and `model_args` of a checkpoint. Raises ModelError when either is not there."""
+    found = checkpoint if isinstance(checkpoint, Mapping) else {}
+    model, args = found.get("model"), found.get("model_args")
+    if not isinstance(model, Mapping) or not isinstance(args, Mapping):
+        keys = ", ".join(map(repr, found)) or "no keys"
+        kind = f"a mapping with {keys}" if isinstance(checkpoint, Mapping) else f"a {type(checkpoint).__name__}"
+        raise ModelError(
+            f"{path} holds {kind}; expected a nanoGPT checkpoint: 'model' (the state dict) and 'model_args' (its sizes)"
+        )
+    return model, {key: value.item() if isinstance(value, np.generic) else value for key, value in args.items()}
+
+
+def _config(args: Mapping[str, Any], activation_function: str) -> GPTConfig:
+    missing = [f"model_args has no {name}" for name in _SIZES if name not in args]
+    if not isinstance(args.get("bias", True), bool):
+        missing.append(f"model_args has bias = {args['bias']!r} (accepted: True, False)")
+    if missing:
+        raise ModelError("; ".join(missing))
+    dropout = args.get("dropout", 0.0)
+    try:
+        return GPTConfig(
+            **{ours: args[theirs] for theirs, ours in _SIZES.items()},
+            activation_function=activation_function,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+            attn_pdrop=dropout,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    except ModelError as error:
+        raise ModelError(f"model_args (whose block_size is n_positions, and dropout each *_pdrop): {error}") from None
+
+
+def _transpose_linear(gpt: GPT, tensors: dict[str, StoredTensor]) -> None:
+    for name, module in gpt.named_modules():
+        weight = f"{name}.weight"
+        if isinstance(module, Conv1D) and weight in tensors:
+            tensors[weight] = replace(tensors[weight], transposed=True)
+
+
+def _add_zero_biases(gpt: GPT, tensors: dict[str, StoredTensor]) -> list[str]:
+    """Add the biases that the network goes without, which are then zero; return those that are there all the same."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in gpt.named_parameters() if name.endswith(".bias")}
+    faults = [f"unexpected {tensors[name].key} (model_args has bias = False)" for name in shapes if name in tensors]
+    for name, shape in shapes.items():
+        tensors.setdefault(name, StoredTensor(name, shape, "F32", partial(torch.zeros, shape)))
+    return faults

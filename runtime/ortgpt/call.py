@@ -1,0 +1,151 @@
+"""One call shape of a graph: its arrays, made and bound once where the graph allows it. Knows no text, picks no token.
+
+The two flavours have different inputs. Both calls write `input_ids` and `logit_positions`, run, and give logits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ortgpt.bundle import ModelConfig
+from ortgpt.cache import Cache, FixedCache, GrowingCache, Lengths
+from ortgpt.contract import Tensor, past_names, present_names
+from ortgpt.errors import EngineError
+from ortgpt.session import Session
+
+Logits = npt.NDArray[np.float32]
+
+
+class Call(Protocol):
+    """Several new tokens a row on top of what a cache holds.
+
+    `input_ids` is int64 (batch_size, sequence_length); `logit_positions`, int64 (batch_size, logit_count), names places
+    within it.
+    """
+
+    input_ids: npt.NDArray[np.int64]
+    logit_positions: npt.NDArray[np.int64]
+
+    def run(self, lengths: Lengths, *, total: int | None = None) -> Logits:
+        """Run the graph so that row i then holds lengths[i] tokens; return the logits, valid until the next run.
+
+        `total` counts the positions of the longest row, padding included, where that is more than its length. Result:
+        float32 (batch_size, logit_count, vocab_size). Raises EngineError when ONNX Runtime fails.
+        """
+        ...
+
+
+def new_call(session: Session, config: ModelConfig, cache: Cache, *, sequence_length: int, logit_count: int) -> Call:
+    """Return a call of this shape over `cache`."""
+    if isinstance(cache, GrowingCache):
+        return _PortableCall(session, config, cache, sequence_length, logit_count)
+    return _NativeCall(session, config, cache, sequence_length, logit_count)
+
+
+class _Positions:
+    """The positions of the new tokens: each row counts on from what it holds."""
+
+    def __init__(self, config: ModelConfig, batch: int, sequence_length: int) -> None:
+        self.array = np.zeros((batch, sequence_length), np.int64)
+        self._offsets = np.arange(sequence_length, dtype=np.int64)
+        self._last = config.n_positions - 1
+
+    def set(self, lengths: Lengths) -> None:
+        # Padding beyond n_positions is computed at the last position and thrown away.
+        np.add(lengths[:, None], self._offsets, out=self.array)
+        np.minimum(self.array, self._last, out=self.array)
+
+
+class _NativeCall:
+    """Everything is bound once; a run writes a few integers. On a GPU they are copied there, and the logits back."""
+
+    def __init__(
+        self, session: Session, config: ModelConfig, cache: FixedCache, sequence_length: int, logit_count: int
+    ):
+        batch = cache.batch_size
+        self.cache = cache
+        self.input_ids = np.zeros((batch, sequence_length), np.int64)
+        self.logit_positions = np.zeros((batch, logit_count), np.int64)
+        self.logits = np.empty((batch, logit_count, config.vocab_size), np.float32)
+        self._positions = _Positions(config, batch, sequence_length)
+        self._seqlens_k = np.zeros(batch, np.int32)
+        self._total = np.zeros((), np.int32)
+        self._session = session
+        self._binding: Any = session.handle.io_binding()
+        self._sent: list[tuple[Any, npt.NDArray[Any]]] = []  # what is copied to a GPU before each run
+        self._bind(config.n_layer)
+
+    def _bind(self, n_layer: int) -> None:
+        session, bind_input = self._session, self._binding.bind_ortvalue_input
+        for past, present, value in zip(past_names(n_layer), present_names(n_layer), self.cache.values, strict=True):
+            bind_input(past, value)
+            self._binding.bind_ortvalue_output(present, value)
+        for name, array in (
+            (Tensor.INPUT_IDS, self.input_ids),
+            (Tensor.POSITION_IDS, self._positions.array),
+            (Tensor.SEQLENS_K, self._seqlens_k),
+            (Tensor.LOGIT_POSITIONS, self.logit_positions),
+        ):
+            if session.device.is_cpu:
+                bind_input(name, session.share(array))
+            else:
+                self._sent.append((session.copy_in(array), array))
+                bind_input(name, self._sent[-1][0])
+        bind_input(Tensor.TOTAL_SEQUENCE_LENGTH, session.share(self._total))  # read on the CPU, on any device
+        self._binding.bind_ortvalue_output(Tensor.LOGITS, session.share(self.logits))
+
+    def run(self, lengths: Lengths, *, total: int | None = None) -> Logits:
+        self._positions.set(self.cache.lengths)
+        np.subtract(lengths, 1, out=self._seqlens_k)
+        self._total[...] = int(lengths.max()) if total is None else total
+        for value, array in self._sent:
+            value.update_inplace(array)
+        _run(self._session, self._binding)
+        self.cache.lengths[...] = lengths
+        return self.logits
+
+
+class _PortableCall:
+    """The cache that a run returns is bound as the past of the next. The graph computes logits of every position."""
+
+    def __init__(
+        self, session: Session, config: ModelConfig, cache: GrowingCache, sequence_length: int, logit_count: int
+    ) -> None:
+        batch = cache.batch_size
+        self.cache = cache
+        self.input_ids = np.zeros((batch, sequence_length), np.int64)
+        self.logit_positions = np.zeros((batch, logit_count), np.int64)
+        self._positions = _Positions(config, batch, sequence_length)
+        self._offsets = np.arange(sequence_length)
+        self._session = session
+        self._pasts, self._presents = past_names(config.n_layer), present_names(config.n_layer)
+
+    def run(self, lengths: Lengths, *, total: int | None = None) -> Logits:
+        session, device = self._session, self._session.device
+        self._positions.set(self.cache.lengths)
+        gained = (self._offsets < (lengths - self.cache.lengths)[:, None]).astype(np.int64)  # padding counts nothing
+        mask = np.concatenate((self.cache.mask, gained), axis=1)
+        binding = session.handle.io_binding()
+        binding.bind_cpu_input(Tensor.INPUT_IDS, self.input_ids)
+        binding.bind_cpu_input(Tensor.ATTENTION_MASK, mask)
+        binding.bind_cpu_input(Tensor.POSITION_IDS, self._positions.array)
+        binding.bind_output(Tensor.LOGITS)
+        for past, present, value in zip(self._pasts, self._presents, self.cache.values, strict=True):
+            binding.bind_ortvalue_input(past, value)
+            binding.bind_output(present, device.target, device.index)
+        _run(session, binding)
+        logits, *self.cache.values = binding.get_outputs()
+        self.cache.mask = mask
+        self.cache.lengths[...] = lengths
+        chosen: Logits = np.take_along_axis(logits.numpy(), self.logit_positions[:, :, None], axis=1)
+        return chosen
+
+
+def _run(session: Session, binding: Any) -> None:
+    try:
+        session.handle.run_with_iobinding(binding)
+    except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
+        raise EngineError(f"ONNX Runtime failed while running the graph: {error}") from error

@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import EvaConfig, LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import GPT2Model
+
+from ortgpt_models import GPT, ModelError, adapter_file, load_gpt, merge_adapter
+from support import random_model
+
+pytestmark = pytest.mark.filterwarnings(r"ignore:::(peft|transformers)\..*")  # on what they make of odd settings
+
+SHAPE = {
+    "vocab_size": 60,
+    "n_positions": 32,
+    "n_embd": 24,
+    "n_layer": 2,
+    "n_head": 3,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+PREFIX = "base_model.model.transformer."
+C_ATTN = f"{PREFIX}h.0.attn.c_attn"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    random_model(11, **SHAPE).save_pretrained(folder)
+    return folder
+
+
+def adapt(model: Any, **settings: Any) -> Any:
+    """Put an adapter on `model` in which every tensor that training could change has changed."""
+    torch.manual_seed(12)
+    adapted = get_peft_model(model, LoraConfig(**({"r": 4, "lora_alpha": 6} | settings)))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0.0, 0.3)
+            elif parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return adapted.eval()
+
+
+def make_adapter(out: Path, **settings: Any) -> Any:
+    """Write an adapter of the base model to `out` and return the adapted model of PEFT."""
+    adapted = adapt(random_model(11, **SHAPE), **settings)
+    adapted.save_pretrained(out)
+    return adapted
+
+
+def merged(base: Path, folder: Path) -> GPT:
+    gpt = load_gpt(base)
+    merge_adapter(gpt, folder)
+    return gpt
+
+
+@torch.no_grad()
+def assert_same(gpt: GPT, adapted: Any) -> None:
+    ids = torch.arange(32)[None] * 13 % 60
+    expected = adapted(ids).logits
+    assert (gpt(ids) - expected).abs().max() <= 1e-4 * max(1.0, expected.abs().max())
+
+
+@torch.no_grad()
+def assert_changed(gpt: GPT, base: Path) -> None:
+    ids = torch.arange(32)[None] * 13 % 60
+    assert (gpt(ids) - load_gpt(base)(ids)).abs().max() > 0.05
+
+
+def rewrite(folder: Path, change: Any) -> dict[str, Tensor]:
+    path = folder / "adapter_model.safetensors"
+    tensors: dict[str, Tensor] = change(load_file(path))
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+    return tensors
+
+
+def edit(folder: Path, **settings: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+ALL_LINEAR = ["c_attn", "c_proj", "c_fc"]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "by default": {},
+    "fan_in_fan_out": {"target_modules": ["c_attn"], "fan_in_fan_out": True},
+    "all-linear": {"target_modules": "all-linear"},
+    "pattern": {"target_modules": r".*\.h\.1\.(attn|mlp)\.c_proj"},
+    "some layers": {"target_modules": ALL_LINEAR, "layers_to_transform": [1], "layers_pattern": "h"},
+    "excluded": {"target_modules": ALL_LINEAR, "exclude_modules": ["h.0.attn.c_proj"]},
+    "excluded by pattern": {"target_modules": ALL_LINEAR, "exclude_modules": r".*\.mlp\..*"},
+    "rslora": {"target_modules": ALL_LINEAR, "use_rslora": True},
+    "rank_pattern": {"target_modules": ALL_LINEAR, "rank_pattern": {"mlp.c_proj": 2, r"h\.\d+\.attn.c_proj": 7}},
+    "alpha_pattern": {
+        "target_modules": ALL_LINEAR, "use_rslora": True, "rank_pattern": {"c_fc": 3},
+        "alpha_pattern": {"transformer.h.0.attn.c_attn": 1, "c_proj": 20, "proj": 77},
+    },
+    "bias all": {"target_modules": ["c_attn"], "bias": "all"},
+    "bias lora_only": {"target_modules": ["c_attn", "c_fc"], "bias": "lora_only"},
+    "modules_to_save": {"target_modules": ["c_attn"], "modules_to_save": ["ln_f", "h.0.ln_2", "wpe"]},
+    "a saved block": {"target_modules": ["c_attn", "c_fc"], "modules_to_save": ["h.1.mlp"]},
+    "positions": {"target_modules": ["c_attn", "wpe"], "rank_pattern": {"wpe": 3}},
+    "gaussian": {"target_modules": ["c_attn"], "init_lora_weights": "gaussian", "lora_dropout": 0.1},
+    "eva": {"target_modules": ["c_attn"], "init_lora_weights": "eva", "eva_config": EvaConfig()},
+    "orthogonal": {"target_modules": ["c_attn"], "init_lora_weights": "orthogonal"},
+    "embedding and head": {"target_modules": ["c_attn", "wte", "lm_head"], "ensure_weight_tying": True},
+    "saved embedding and head": {
+        "target_modules": ["c_attn"], "modules_to_save": ["wte", "lm_head"], "ensure_weight_tying": True,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_merged_logits_equal_those_of_peft(base: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    adapted = make_adapter(tmp_path, **settings)
+    gpt = merged(base, tmp_path)
+    assert_changed(gpt, base)
+    assert_same(gpt, adapted)
+
+
+def test_the_first_pattern_in_the_file_counts(base: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path, target_modules=ALL_LINEAR, alpha_pattern={"c_proj": 20, "attn.c_proj": 9, r"h\.1\..*": 2})
+    reloaded = PeftModel.from_pretrained(random_model(11, **SHAPE), tmp_path).eval()  # PEFT sorted them when it saved
+    assert_same(merged(base, tmp_path), reloaded)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_adapter_in_half_precision_and_as_a_bin_file(base: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    make_adapter(tmp_path, target_modules=ALL_LINEAR)
+    tensors = rewrite(tmp_path, lambda state: {key: tensor.to(dtype) for key, tensor in state.items()})
+    rounded = PeftModel.from_pretrained(random_model(11, **SHAPE), tmp_path).float().eval()
+    gpt = merged(base, tmp_path)
+    assert adapter_file(tmp_path).name == "adapter_model.safetensors"
+    assert_same(gpt, rounded)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    torch.save(tensors, tmp_path / "adapter_model.bin")
+    again = merged(base, tmp_path)
+    assert adapter_file(tmp_path).name == "adapter_model.bin"
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in gpt.state_dict().items())
+
+
+def test_an_adapter_of_the_network_without_its_head(base: Path, tmp_path: Path) -> None:
+    model = random_model(11, **SHAPE)
+    headless = GPT2Model(model.config)
+    headless.load_state_dict(model.transformer.state_dict())
+    adapted = adapt(headless, target_modules=["c_attn", "mlp.c_proj"], rank_pattern={"h.1.mlp.c_proj": 2})
+    adapted.save_pretrained(tmp_path)
+    assert "base_model.model.h.0.attn.c_attn.lora_A.weight" in load_file(tmp_path / "adapter_model.safetensors")
+    model.transformer = adapted
+    assert_same(merged(base, tmp_path), model)
+
+
+def test_masks_among_the_biases_of_old_versions_are_ignored(base: Path, tmp_path: Path) -> None:
+    adapted = make_adapter(tmp_path, target_modules=["c_attn"], bias="all")
+    rewrite(tmp_path, lambda state: state | {f"{PREFIX}h.0.attn.bias": torch.ones(1, 1, 32, 32).tril()})
+    assert_same(merged(base, tmp_path), adapted)
+
+
+def test_a_stored_head_equal_to_the_embedding_is_taken(base: Path, tmp_path: Path) -> None:
+    adapted = make_adapter(tmp_path, target_modules=["c_attn"], modules_to_save=["lm_head"])
+    with pytest.raises(ModelError, match="parts the head from the token embedding"):
+        merged(base, tmp_path)
+    wte = load_gpt(base).wte.weight.detach()
+    rewrite(tmp_path, lambda state: state | {"base_model.model.lm_head.weight": wte})
+    with torch.no_grad():
+        adapted.base_model.model.lm_head.weight.copy_(wte)
+    assert_same(merged(base, tmp_path), adapted)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["wte"]},
+        {"target_modules": ["lm_head"]},
+        {"target_modules": ["c_attn"], "modules_to_save": ["wte"]},
+        {"target_modules": ["c_attn"], "modules_to_save": ["wte", "lm_head"]},
+        {"target_modules": ["wte"], "ensure_weight_tying": True},  # PEFT leaves the head as it was all the same
+    ],
+)
+def test_what_parts_head_and_embedding_is_refused(base: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    make_adapter(tmp_path, **settings)
+    gpt = load_gpt(base)
+    before = copy.deepcopy(gpt.state_dict())
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors: the adapter parts the head"):
+        merge_adapter(gpt, tmp_path)
+    assert all(torch.equal(value, before[name]) for name, value in gpt.state_dict().items())
+
+
+def test_neither_the_file_nor_the_tensors_that_were_there_change(base: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path, target_modules=ALL_LINEAR, bias="all")
+    files = {path: path.read_bytes() for path in (base / "model.safetensors", adapter_file(tmp_path))}
+    gpt = load_gpt(base)
+    old = {name: value.detach() for name, value in gpt.state_dict().items()}
+    copies = {name: value.clone() for name, value in old.items()}
+    merge_adapter(gpt, tmp_path)
+    assert_changed(gpt, base)
+    assert all(torch.equal(old[name], copies[name]) for name in old)
+    assert all(path.read_bytes() == content for path, content in files.items())
+
+
+def test_settings_that_are_not_plain_lora_are_named_at_once(base: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path, target_modules=["c_attn"])
+    edit(
+        tmp_path, use_dora=True, layer_replication=[[0, 2]], trainable_token_indices=[1], lora_bias=True,
+        init_lora_weights="pissa_niter_4", target_parameters=["x"], of_a_later_version={"a": 1}, unset=0,
+        corda_config={"corda_method": "ipm"}, task_type="CAUSAL_LM",
+    )  # fmt: skip
+    with pytest.raises(ModelError) as caught:
+        merged(base, tmp_path)
+    message = str(caught.value)
+    for part in (
+        "use_dora = True (DoRA", "layer_replication = [[0, 2]] (layers", "trainable_token_indices = [1]",
+        "lora_bias = True", "init_lora_weights = 'pissa_niter_4' (such an adapter belongs to a weight",
+        "target_parameters = ['x']", "of_a_later_version = {'a': 1} (an unknown setting)", "merge_and_unload()",
+    ):  # fmt: skip
+        assert part in message
+    assert not any(part in message for part in ("unset", "corda", "task_type"))
+    edit(tmp_path, peft_type="IA3")
+    with pytest.raises(ModelError, match=r"adapter_config\.json: peft_type = 'IA3' \(accepted: 'LORA'\)"):
+        merged(base, tmp_path)
+
+
+def test_pissa_is_merged_once_peft_has_converted_it(base: Path, tmp_path: Path) -> None:
+    settings = LoraConfig(r=4, lora_alpha=6, target_modules=["c_attn"], init_lora_weights="pissa")
+    adapted: Any = get_peft_model(random_model(11, **SHAPE), settings)
+    adapted.peft_config["default"].init_lora_weights = True
+    adapted.save_pretrained(tmp_path / "initial")
+    adapted.peft_config["default"].init_lora_weights = "pissa"
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    adapted.eval().save_pretrained(tmp_path / "pissa")
+    with pytest.raises(ModelError, match=r"init_lora_weights = 'pissa' \(such an adapter belongs to a weight"):
+        merged(base, tmp_path / "pissa")
+    adapted.save_pretrained(tmp_path / "lora", path_initial_model_for_weight_conversion=str(tmp_path / "initial"))
+    gpt = merged(base, tmp_path / "lora")
+    assert_changed(gpt, base)
+    assert_same(gpt, adapted)
+
+
+@pytest.mark.parametrize("settings", [{"use_dora": True}, {"lora_bias": True}, {"trainable_token_indices": [1, 2]}])
+def test_other_adapters_of_peft_are_refused(base: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    make_adapter(tmp_path, target_modules=["c_attn"], **settings)
+    with pytest.raises(ModelError, match=next(iter(settings))):
+        merged(base, tmp_path)
+
+
+def test_settings_without_sense_are_named_at_once(base: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path, target_modules=["c_attn"])
+    bad: dict[str, Any] = {
+        "r": 0, "lora_alpha": float("nan"), "use_rslora": 1, "bias": "some", "rank_pattern": {"(": 3},
+        "alpha_pattern": {"c_attn": "x"}, "modules_to_save": "ln_f", "target_modules": "*", "exclude_modules": [3],
+    }  # fmt: skip
+    edit(tmp_path, **bad)
+    with pytest.raises(ModelError) as caught:
+        merged(base, tmp_path)
+    assert all(f"{key} = {value!r} (accepted: " in str(caught.value) for key, value in bad.items())
+
+
+def test_tensors_that_do_not_fit_are_named_at_once(base: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path, target_modules=ALL_LINEAR, modules_to_save=["ln_f"], rank_pattern={"c_fc": 5})
+
+    def damage(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        for name in ("h.0.attn.c_attn.lora_A.weight", "h.1.mlp.c_proj.lora_A.weight", "h.1.mlp.c_proj.lora_B.weight"):
+            del state[PREFIX + name]
+        del state[f"{PREFIX}ln_f.bias"]
+        state[f"{PREFIX}h.0.mlp.c_fc.lora_B.weight"] = torch.ones(96, 4)
+        state[f"{PREFIX}h.0.attn.c_proj.lora_A.weight"] = torch.ones(4, 24, dtype=torch.int8)
+        odd = [
+            f"{C_ATTN}.lora_magnitude_vector",
+            f"{PREFIX}h.2.attn.c_attn.lora_A.weight",
+            f"{PREFIX}wpe.lora_A.weight",
+            f"{PREFIX}ln_f.base_layer.weight",
+            "base_model.model.score.weight",
+            "transformer.ln_f.weight",
+            "base_model.model.h.0.attn.c_attn.lora_A.weight",
+        ]
+        return state | {key: torch.ones(23) for key in odd}
+
+    rewrite(tmp_path, damage)
+    gpt = load_gpt(base)
+    with pytest.raises(ModelError) as caught:
+        merge_adapter(gpt, tmp_path)
+    for part in (
+        f"missing {C_ATTN}.lora_A.weight (4, 24)",
+        f"missing {PREFIX}h.1.mlp.c_proj.lora_A.weight (4, 96)",
+        f"missing {PREFIX}h.1.mlp.c_proj.lora_B.weight (24, 4)",
+        "missing ln_f.bias (modules_to_save has it)",
+        f"{PREFIX}h.0.mlp.c_fc.lora_B.weight has shape (96, 4), expected (96, 5)",
+        f"{PREFIX}h.0.attn.c_proj.lora_A.weight has dtype I8, expected one of F32, F16, BF16",
+        f"{PREFIX}ln_f.base_layer.weight has shape (23,), expected (24,)",
+        f"unexpected {C_ATTN}.lora_magnitude_vector",
+        f"unexpected {PREFIX}h.2.attn.c_attn.lora_A.weight",
+        "unexpected base_model.model.score.weight",
+        f"unexpected {PREFIX}wpe.lora_A.weight",
+        "unexpected transformer.ln_f.weight",
+        "unexpected base_model.model.h.0.attn.c_attn.lora_A.weight",
+        f"ln_f.weight is there twice, as {PREFIX}ln_f.base_layer.weight and {PREFIX}ln_f.weight",
+    ):
+        assert part in str(caught.value)
+    assert all(torch.equal(value, load_gpt(base).state_dict()[name]) for name, value in gpt.state_dict().items())
+
+
+def test_missing_biases_and_ranks_of_another_setting_are_refused(base: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path, target_modules=["c_attn"])
+    edit(tmp_path, bias="lora_only", r=8)
+    with pytest.raises(ModelError) as caught:
+        merged(base, tmp_path)
+    assert "missing h.1.attn.c_attn.bias (bias = 'lora_only')" in str(caught.value)
+    assert f"{C_ATTN}.lora_A.weight has shape (4, 24), expected (8, 24)" in str(caught.value)
+    assert "ln_1" not in str(caught.value)
+
+
+def test_numbers_that_are_not_finite_are_refused(base: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path, target_modules=["c_attn"])
+    rewrite(tmp_path, lambda state: state | {f"{C_ATTN}.lora_B.weight": torch.full((72, 4), float("nan"))})
+    with pytest.raises(ModelError, match=r"h\.0\.attn\.c_attn\.lora_B\.weight holds NaN or infinity"):
+        merged(base, tmp_path)
+
+
+def test_folders_without_an_adapter_are_refused(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no adapter_config\.json in .*expected the folder of a PEFT LoRA adapter"):
+        merged(base, tmp_path)
+    make_adapter(tmp_path, target_modules=["c_attn"])
+    (tmp_path / "adapter_model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no adapter_model\.safetensors or adapter_model\.bin in"):
+        merged(base, tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"adapter_config\.json is not valid JSON"):
+        merged(base, tmp_path)
+
+
+class Hostile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_code_in_an_adapter_is_never_run(base: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path, target_modules=["c_attn"])
+    (tmp_path / "adapter_model.safetensors").unlink()
+    torch.save({"x": Hostile(tmp_path / "trap")}, tmp_path / "adapter_model.bin")
+    with pytest.raises(ModelError, match=r"asks for posix\.mkdir beside its tensors; no code out of a pickle"):
+        merged(base, tmp_path)
+    assert not (tmp_path / "trap").exists()
