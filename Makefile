@@ -32,7 +32,7 @@ $(foreach name,CHECKPOINT OUT PROMPT $(FORM),$(if $(filter file,$(origin $(name)
 export CHECKPOINT OUT PROMPT GIVEN $(FORM)
 
 .PHONY: help setup setup-dev demo export generate bench bench-export lint type test test-oldest test-large \
-	test-portable test-cuda clean
+	test-dialects test-portable test-cuda clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -114,6 +114,12 @@ $(OLDEST)/.setup: pyproject.toml constraints-oldest.txt
 
 test-large: $(VENV)/.setup-dev  ## Export and verify gpt2-xl within 20 GB of memory (minutes)
 	@$(BIN)/pytest -m slow
+
+# The stand-ins are written anew each time, so each bundle is, too.
+test-dialects: $(VENV)/.setup-dev  ## Write a stand-in of every dialect of checkpoint, and `make export` each
+	@rm -rf build/dialects && mkdir -p build
+	@$(BIN)/python tests/dialects.py build/dialects 2>/dev/null | while read -r variables; do \
+		eval "$(MAKE) export $$variables" < /dev/null 2>&1 | tail -n 1; done
 
 test-portable: $(VENV)/.setup-dev $(OTHERS)/optimum/.setup $(OTHERS)/genai/.setup $(OTHERS)/node/.setup  ## Open portable bundles in Optimum, onnxruntime-genai and Transformers.js (Node)
 	@$(BIN)/python tests/portable/run.py build $(OTHERS)/optimum/bin/python $(OTHERS)/genai/bin/python $(OTHERS)/node

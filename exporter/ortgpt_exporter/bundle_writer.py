@@ -22,10 +22,12 @@ from ortgpt.contract import (
     Promise,
     Role,
     Target,
+    selector_tensors,
 )
 from ortgpt.engine import Engine
 from ortgpt.errors import OptionError
 from ortgpt.manifest import CacheSpec, Check, GraphSpec, Manifest, Precision
+from ortgpt.selector import open_selector
 from ortgpt.session import Device, open_graph
 from ortgpt_exporter.checkpoint import Checkpoint, load_checkpoint
 from ortgpt_exporter.errors import ExportError
@@ -33,7 +35,9 @@ from ortgpt_exporter.export import cache_head_dim, export_graph, tensors_of
 from ortgpt_exporter.hub import DownloadProgress
 from ortgpt_exporter.optimize import optimize_graph
 from ortgpt_exporter.portable_files import portable_files
-from ortgpt_exporter.verify import TOLERANCES, check_names, verify
+from ortgpt_exporter.select_graph import select_graph
+from ortgpt_exporter.verify import TOLERANCES, check_names, verify, verify_selector
+from ortgpt_models import GPTConfig
 from ortgpt_models.folder import refuse_existing, write_folder
 
 # The types that each flavour can be written in for each device, the default first. A portable graph computes shapes
@@ -153,24 +157,45 @@ def _write(loaded: Checkpoint, form: Form, folder: Path, steps: _Steps) -> Manif
         texts |= portable_files(config, loaded.tokenizer_files)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", newline="")
-    inputs, outputs = tensors_of(config, form.flavour, form.dtype)
-    cache = CacheSpec(kind=_CACHE_KINDS[form.flavour], dtype=form.dtype, head_dim=cache_head_dim(config, form.flavour))
-    graph = GraphSpec(
-        role=Role.DECODER,
-        file=File.MODEL,
-        flavour=form.flavour,
-        target=form.target,
-        cache=cache,
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-    )
+    allowed = loaded.tokenizer_files.tokenizer.vocab_size
+    graphs = [_decoder(config, form)]
+    if form.target != Target.CPU:
+        graphs.append(_selector(config, form, allowed))
+        onnx.save(select_graph(config.vocab_size, allowed), folder / File.SELECT)
     return Manifest(
-        graphs=(graph,),
+        graphs=tuple(graphs),
         precision=Precision(dtype=form.dtype, recipe="none", promise=form.promise),
         source=loaded.source,
         files=describe_files(folder, [path.name for path in folder.iterdir()]),
         minimum_onnxruntime=MINIMUM_ONNXRUNTIME,
-        masked_tokens=config.vocab_size - loaded.tokenizer_files.tokenizer.vocab_size,
+        masked_tokens=config.vocab_size - allowed,
+    )
+
+
+def _decoder(config: GPTConfig, form: Form) -> GraphSpec:
+    inputs, outputs = tensors_of(config, form.flavour, form.dtype)
+    head_dim = cache_head_dim(config, form.flavour)
+    return GraphSpec(
+        role=Role.DECODER,
+        file=File.MODEL,
+        flavour=form.flavour,
+        target=form.target,
+        cache=CacheSpec(kind=_CACHE_KINDS[form.flavour], dtype=form.dtype, head_dim=head_dim),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+    )
+
+
+def _selector(config: GPTConfig, form: Form, allowed_vocab_size: int) -> GraphSpec:
+    inputs, outputs = selector_tensors(config.vocab_size, allowed_vocab_size)
+    return GraphSpec(
+        role=Role.SELECTOR,
+        file=File.SELECT,
+        flavour=form.flavour,
+        target=form.target,
+        cache=CacheSpec(kind=CacheKind.NONE, dtype=DType.FLOAT32, head_dim=0),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
     )
 
 
@@ -197,6 +222,9 @@ def _verify(folder: Path, manifest: Manifest, loaded: Checkpoint, steps: _Steps)
     steps.next("opening the graph in ONNX Runtime")
     session = open_graph(bundle, manifest.graphs[0], Device(Target.CPU))
     engine = Engine(session, config, masked_tokens=manifest.masked_tokens)
+    selector = open_selector(bundle, session)
+    if selector is not None:
+        verify_selector(selector, config.vocab_size)
     checks = verify(engine, loaded.gpt, on_check=lambda name: steps.next(f"comparing with PyTorch: {name}"))
     failed = [
         f"{check.name}: logits differ by {check.max_abs_diff:.3g} (accepted: {check.tolerance:.3g}), "

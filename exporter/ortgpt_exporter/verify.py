@@ -15,6 +15,8 @@ import torch
 from ortgpt.contract import DType
 from ortgpt.engine import Engine
 from ortgpt.manifest import Check
+from ortgpt.selector import Selector
+from ortgpt_exporter.errors import ExportError
 from ortgpt_models import GPT
 
 # Largest difference of logits, relative to the largest logit or 1, by the graph's activation type.
@@ -66,6 +68,25 @@ def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda
         on_check(name)
         checks.append(_compare(name, plan, TOLERANCES[engine.session.graph.cache.dtype]))
     return tuple(checks)
+
+
+def verify_selector(selector: Selector, vocab_size: int) -> None:
+    """Compare what a selector picks from made-up logits with numpy. Raises ExportError where they differ."""
+    random = np.random.default_rng(_SEED)
+    logits = random.normal(size=(3, 1, vocab_size)).astype(np.float32)
+    penalty, allowed = np.float32(1.3), selector.allowed_vocab_size
+    seen = [random.permutation(allowed)[: allowed // part] for part in (2, 3, 4)]
+    found, ids, non_finite = selector.run(selector.session.share(logits), seen, [1.3] * 3)
+    for row, penalized in enumerate(seen):
+        scores = logits[row, 0, :allowed].copy()
+        scores[penalized] = np.where(scores[penalized] < 0, scores[penalized] * penalty, scores[penalized] / penalty)
+        order = np.argsort(-scores, kind="stable")[: ids.shape[1]]
+        if (
+            non_finite[row]
+            or not np.array_equal(scores[ids[row]], scores[order])
+            or (found[row] != scores[order]).any()
+        ):
+            raise ExportError("the selector graph does not pick the largest logits after the repetition penalty")
 
 
 def _sizes(n_positions: int) -> tuple[list[int], int]:
@@ -125,7 +146,8 @@ def _steps(
     call = engine.new_call(cache)
     for step, token_id in enumerate(continuation):
         call.input_ids[:, 0] = token_id
-        yield np.stack([logits[step + 1] for logits in expected]), call.run(cache.lengths + 1)[:, 0]
+        call.run(cache.lengths + 1)
+        yield np.stack([logits[step + 1] for logits in expected]), call.logits()[:, 0]
 
 
 @torch.no_grad()

@@ -23,18 +23,23 @@ class Call(Protocol):
     """Several new tokens a row on top of what a cache holds.
 
     `input_ids` is int64 (batch_size, sequence_length); `logit_positions`, int64 (batch_size, logit_count), names places
-    within it.
+    within it. A run leaves the logits on the device.
     """
 
     input_ids: npt.NDArray[np.int64]
     logit_positions: npt.NDArray[np.int64]
+    device_logits: Any  # an OrtValue (batch_size, logit_count, vocab_size); None where the graph computes others, too
 
-    def run(self, lengths: Lengths, *, total: int | None = None) -> Logits:
-        """Run the graph so that row i then holds lengths[i] tokens; return the logits, valid until the next run.
+    def run(self, lengths: Lengths, *, total: int | None = None) -> None:
+        """Run the graph so that row i then holds lengths[i] tokens.
 
-        `total` counts the positions of the longest row, padding included, where that is more than its length. Result:
-        float32 (batch_size, logit_count, vocab_size). Raises EngineError when ONNX Runtime fails.
+        `total` counts the positions of the longest row, padding included, where that is more than its length. Raises
+        EngineError when ONNX Runtime fails.
         """
+        ...
+
+    def logits(self) -> Logits:
+        """Return the logits of the last run, float32 (batch_size, logit_count, vocab_size), valid until the next."""
         ...
 
 
@@ -60,7 +65,7 @@ class _Positions:
 
 
 class _NativeCall:
-    """Everything is bound once; a run writes a few integers. On a GPU they are copied there, and the logits back."""
+    """Everything is bound once; a run writes a few integers, which are copied to a GPU."""
 
     def __init__(
         self, session: Session, config: ModelConfig, cache: FixedCache, sequence_length: int, logit_count: int
@@ -69,7 +74,9 @@ class _NativeCall:
         self.cache = cache
         self.input_ids = np.zeros((batch, sequence_length), np.int64)
         self.logit_positions = np.zeros((batch, logit_count), np.int64)
-        self.logits = np.empty((batch, logit_count, config.vocab_size), np.float32)
+        logits = np.zeros((batch, logit_count, config.vocab_size), np.float32)
+        self._logits = logits if session.device.is_cpu else None
+        self.device_logits = session.copy_in(logits)
         self._positions = _Positions(config, batch, sequence_length)
         self._seqlens_k = np.zeros(batch, np.int32)
         self._total = np.zeros((), np.int32)
@@ -95,17 +102,20 @@ class _NativeCall:
                 self._sent.append((session.copy_in(array), array))
                 bind_input(name, self._sent[-1][0])
         bind_input(Tensor.TOTAL_SEQUENCE_LENGTH, session.share(self._total))  # read on the CPU, on any device
-        self._binding.bind_ortvalue_output(Tensor.LOGITS, session.share(self.logits))
+        self._binding.bind_ortvalue_output(Tensor.LOGITS, self.device_logits)
 
-    def run(self, lengths: Lengths, *, total: int | None = None) -> Logits:
+    def run(self, lengths: Lengths, *, total: int | None = None) -> None:
         self._positions.set(self.cache.lengths)
         np.subtract(lengths, 1, out=self._seqlens_k)
         self._total[...] = int(lengths.max()) if total is None else total
         for value, array in self._sent:
             value.update_inplace(array)
-        _run(self._session, self._binding)
+        run_bound(self._session, self._binding)
         self.cache.lengths[...] = lengths
-        return self.logits
+
+    def logits(self) -> Logits:
+        found: Logits = self.device_logits.numpy() if self._logits is None else self._logits
+        return found
 
 
 class _PortableCall:
@@ -122,8 +132,10 @@ class _PortableCall:
         self._offsets = np.arange(sequence_length)
         self._session = session
         self._pasts, self._presents = past_names(config.n_layer), present_names(config.n_layer)
+        self._all_logits: Any = None
+        self.device_logits = None
 
-    def run(self, lengths: Lengths, *, total: int | None = None) -> Logits:
+    def run(self, lengths: Lengths, *, total: int | None = None) -> None:
         session, device = self._session, self._session.device
         self._positions.set(self.cache.lengths)
         gained = (self._offsets < (lengths - self.cache.lengths)[:, None]).astype(np.int64)  # padding counts nothing
@@ -136,15 +148,18 @@ class _PortableCall:
         for past, present, value in zip(self._pasts, self._presents, self.cache.values, strict=True):
             binding.bind_ortvalue_input(past, value)
             binding.bind_output(present, device.target, device.index)
-        _run(session, binding)
-        logits, *self.cache.values = binding.get_outputs()
+        run_bound(session, binding)
+        self._all_logits, *self.cache.values = binding.get_outputs()
         self.cache.mask = mask
         self.cache.lengths[...] = lengths
-        chosen: Logits = np.take_along_axis(logits.numpy(), self.logit_positions[:, :, None], axis=1)
+
+    def logits(self) -> Logits:
+        chosen: Logits = np.take_along_axis(self._all_logits.numpy(), self.logit_positions[:, :, None], axis=1)
         return chosen
 
 
-def _run(session: Session, binding: Any) -> None:
+def run_bound(session: Session, binding: Any) -> None:
+    """Run a graph on what is bound. Raises EngineError when ONNX Runtime fails."""
     try:
         session.handle.run_with_iobinding(binding)
     except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base

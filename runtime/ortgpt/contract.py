@@ -15,6 +15,7 @@ class File:
 
     MANIFEST = "ortgpt.json"
     MODEL = "model.onnx"
+    SELECT = "select.onnx"  # picks the best logits on the device that computed them
     MODEL_DATA = "model.onnx.data"  # the weights, where they are too large for the graph's own file
     CONFIG = "config.json"
     GENERATION_CONFIG = "generation_config.json"
@@ -35,6 +36,11 @@ class Tensor:
     TOTAL_SEQUENCE_LENGTH = "total_sequence_length"  # the longest row's valid positions after the call
     LOGIT_POSITIONS = "logit_positions"  # the places within the sequence whose logits are wanted
     LOGITS = "logits"
+    PENALIZED_IDS = "penalized_ids"  # the ids whose logits a repetition penalty lowers; one may be there twice
+    PENALTIES = "penalties"  # the repetition penalty of each row
+    TOP_LOGITS = "top_logits"
+    TOP_IDS = "top_ids"
+    NON_FINITE = "non_finite"  # 0, or NaN where a row has logits that are no number or infinite
 
     @staticmethod
     def past(layer: int | str, kind: str) -> str:
@@ -63,6 +69,7 @@ class Axis:
     SEQUENCE = "sequence_length"
     CACHE = "cache_length"
     LOGIT = "logit_count"
+    PENALIZED = "penalized_count"
     PAST = "past_sequence_length"
     TOTAL = "total_sequence_length"  # past and new together
 
@@ -118,6 +125,25 @@ def _portable_tensors(
     past, present = ((dtype, (Axis.BATCH, n_head, axis, head_dim)) for axis in (Axis.PAST, Axis.TOTAL))
     inputs |= dict.fromkeys(past_names(n_layer), past)
     outputs |= dict.fromkeys(present_names(n_layer), present)
+    return inputs, outputs
+
+
+SELECTED = 64  # logits a row that a selector returns; more than the 50 that are drawn from by default
+
+
+def selector_tensors(vocab_size: int, allowed_vocab_size: int) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    """Return the inputs and the outputs of a selector; of a row's logits, the first `allowed_vocab_size` count."""
+    top = (Axis.BATCH, min(SELECTED, allowed_vocab_size))
+    inputs: dict[str, Spec] = {
+        Tensor.LOGITS: (DType.FLOAT32, (Axis.BATCH, 1, vocab_size)),
+        Tensor.PENALIZED_IDS: (DType.INT64, (Axis.BATCH, Axis.PENALIZED)),
+        Tensor.PENALTIES: (DType.FLOAT32, (Axis.BATCH, 1)),
+    }
+    outputs: dict[str, Spec] = {
+        Tensor.TOP_LOGITS: (DType.FLOAT32, top),
+        Tensor.TOP_IDS: (DType.INT64, top),
+        Tensor.NON_FINITE: (DType.FLOAT32, (Axis.BATCH,)),
+    }
     return inputs, outputs
 
 
@@ -182,6 +208,7 @@ class Role:
     """What a graph computes. A bundle may later hold graphs of further roles; the runtime passes over unknown ones."""
 
     DECODER = "decoder"  # serves prefill and decode alike
+    SELECTOR = "selector"  # the largest logits of each row, after the repetition penalty
 
 
 class Flavour:
@@ -197,6 +224,7 @@ class Target:
 class CacheKind:
     FIXED = "fixed"  # buffers that the graph updates in place
     GROWING = "growing"  # each call returns the past with the new tokens behind it
+    NONE = "none"
 
 
 class Promise:

@@ -13,9 +13,12 @@ from ortgpt.bundle import ModelConfig
 from ortgpt.cache import Cache, FixedCache, new_cache
 from ortgpt.call import Call, Logits, new_call
 from ortgpt.errors import ContextLengthError, NonFiniteLogitsError
+from ortgpt.picker import Picker
+from ortgpt.selector import Selector
 from ortgpt.session import Session
 
 Pick = Callable[[Logits, Sequence[int]], int]
+Active = Sequence[int]  # indices of the rows that go on
 
 
 @dataclass(kw_only=True)
@@ -46,9 +49,12 @@ class Timings:
 class Engine:
     """Run one open graph. Holds no state of a generation: several threads may use it at once."""
 
-    def __init__(self, session: Session, config: ModelConfig, *, masked_tokens: int = 0) -> None:
+    def __init__(
+        self, session: Session, config: ModelConfig, *, masked_tokens: int = 0, selector: Selector | None = None
+    ) -> None:
         self.session = session
         self.config = config
+        self.selector = selector
         self.allowed_vocab_size = config.vocab_size - masked_tokens
 
     def new_cache(self, batch_size: int, tokens: int) -> Cache:
@@ -92,24 +98,54 @@ class Engine:
         started = time.perf_counter()
         tokens = max(len(row.prompt_ids) + row.max_new_tokens - 1 for row in rows)  # the last token is never fed back
         cache = self.new_cache(len(rows), tokens)
-        logits = self.prefill(cache, [row.prompt_ids for row in rows])[:, 0]
+        prefill = self._prefill_call(cache, [row.prompt_ids for row in rows])
         timings.prefill_s = time.perf_counter() - started
-        call = self.new_call(cache)
+        call = prefill
+        step_call = self.new_call(cache)
         lengths = cache.lengths.copy()
         active = list(range(len(rows)))
         for step in range(max(row.max_new_tokens for row in rows)):
-            for index in active:
-                self._extend(rows[index], logits[index], index, step)
+            for index, token_id in zip(active, self._pick(call, rows, active, step), strict=True):
+                _extend(rows[index], token_id)
             timings.decode_s = time.perf_counter() - started - timings.prefill_s
             yield active
             active = [index for index in active if rows[index].finish_reason is None]
             if not active:
                 return
+            call = step_call
             for index in active:
                 call.input_ids[index, 0] = rows[index].token_ids[-1]
                 lengths[index] += 1
             # A finished row goes on computing in its last slot; its length, and so the batch's, no longer grows.
-            logits = call.run(lengths)[:, 0]
+            call.run(lengths)
+
+    def _pick(self, call: Call, rows: Sequence[Row], active: Active, step: int) -> list[int]:
+        """Return the next token of each active row; on the device that has the logits, where a few decide."""
+        if self.selector is not None and all(_decided_by(rows[index].pick, self.selector.count) for index in active):
+            return self._select(self.selector, call, rows, active, step)
+        logits = call.logits()[:, 0]
+        for index in active:
+            _check_finite(logits[index], index, step)
+            logits[index, self.allowed_vocab_size :] = -np.inf
+        return [rows[index].pick(logits[index], rows[index].token_ids) for index in active]
+
+    def _select(self, selector: Selector, call: Call, rows: Sequence[Row], active: Active, step: int) -> list[int]:
+        picks = [row.pick for row in rows]
+        none = np.zeros(0, np.int64)
+        penalized, penalties = [none] * len(rows), [1.0] * len(rows)
+        for index in active:
+            pick = picks[index]
+            assert isinstance(pick, Picker)
+            penalized[index], penalties[index] = pick.penalized_ids(rows[index].token_ids), pick.penalty
+        logits, ids, non_finite = selector.run(call.device_logits, penalized, penalties)
+        chosen = []
+        for index in active:
+            if np.isnan(non_finite[index]):
+                _check_finite(call.logits()[index, 0], index, step)
+            pick = picks[index]
+            assert isinstance(pick, Picker)
+            chosen.append(pick.among(ids[index], logits[index], rows[index].token_ids))
+        return chosen
 
     def prefill(
         self,
@@ -126,6 +162,14 @@ class Engine:
         if isinstance(cache, FixedCache) and not cache.takes_several_tokens:
             positions = [None] * len(prompts) if logit_positions is None else [row[None] for row in logit_positions]
             return np.concatenate([self.prefill(cache.row(i), [ids], positions[i]) for i, ids in enumerate(prompts)])
+        return self._prefill_call(cache, prompts, logit_positions).logits()
+
+    def _prefill_call(
+        self,
+        cache: Cache,
+        prompts: Sequence[Sequence[int]],
+        logit_positions: npt.NDArray[np.int64] | None = None,
+    ) -> Call:
         counts = np.array([len(ids) for ids in prompts], np.int32)
         seq = int(counts.max())
         if isinstance(cache, FixedCache) and seq > 1 and not cache.lengths.any():
@@ -137,19 +181,27 @@ class Engine:
         for row, ids in enumerate(prompts):
             call.input_ids[row, : len(ids)] = ids
         call.logit_positions[...] = places
-        return call.run(cache.lengths + counts, total=int(cache.lengths.max()) + seq)
+        call.run(cache.lengths + counts, total=int(cache.lengths.max()) + seq)
+        return call
 
-    def _extend(self, row: Row, logits: Logits, index: int, step: int) -> None:
-        """Pick the next token of a row and note whether it was the last."""
-        if not (np.isfinite(logits.max()) and np.isfinite(logits.min())):
-            raise NonFiniteLogitsError(
-                f"{np.count_nonzero(~np.isfinite(logits))} of {logits.size} logits are not finite at step {step} of "
-                f"row {index}; the weights are damaged, or overflow in this precision"
-            )
-        logits[self.allowed_vocab_size :] = -np.inf
-        token_id = row.pick(logits, row.token_ids)
-        row.token_ids.append(token_id)
-        if token_id in row.eos_token_ids:
-            row.finish_reason, row.stop_reason = "stop", token_id
-        elif len(row.token_ids) >= row.max_new_tokens:
-            row.finish_reason = "length"
+
+def _decided_by(pick: Pick, count: int) -> bool:
+    """Tell whether the `count` largest logits decide a pick."""
+    return isinstance(pick, Picker) and pick.count is not None and pick.count <= count
+
+
+def _check_finite(logits: Logits, index: int, step: int) -> None:
+    if not (np.isfinite(logits.max()) and np.isfinite(logits.min())):
+        raise NonFiniteLogitsError(
+            f"{np.count_nonzero(~np.isfinite(logits))} of {logits.size} logits are not finite at step {step} of "
+            f"row {index}; the weights are damaged, or overflow in this precision"
+        )
+
+
+def _extend(row: Row, token_id: int) -> None:
+    """Give a row its next token, and note whether it was the last."""
+    row.token_ids.append(token_id)
+    if token_id in row.eos_token_ids:
+        row.finish_reason, row.stop_reason = "stop", token_id
+    elif len(row.token_ids) >= row.max_new_tokens:
+        row.finish_reason = "length"

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ortgpt import sampling
 from ortgpt.bundle import Bundle, open_bundle
 from ortgpt.contract import File
-from ortgpt.call import Logits
-from ortgpt.engine import Engine, Pick, Row, Timings
+from ortgpt.engine import Engine, Row, Timings
 from ortgpt.errors import BundleError, ClosedError, OptionError, PromptError
-from ortgpt.options import GenerationOptions, ResolvedOptions, read_generation_config
+from ortgpt.options import GenerationOptions, read_generation_config
+from ortgpt.picker import Picker
 from ortgpt.scoring import Score, score_ids
+from ortgpt.selector import open_selector
 from ortgpt.session import open_session
 from ortgpt.tokenizer import StopMatcher, TextStream, Tokenizer
 
@@ -69,6 +69,7 @@ def load(
         hashes = background.submit(bundle.verify_hashes) if verify == "sha256" else None
         try:
             session = open_session(bundle, device=device, threads=threads)
+            selector = open_selector(bundle, session)
             tokenizer = Tokenizer.load(bundle.path)
         except Exception:
             if hashes is not None:
@@ -82,7 +83,7 @@ def load(
             f"{bundle.path}: the tokenizer has {tokenizer.vocab_size} ids, but the model has "
             f"{bundle.config.vocab_size} rows of which {masked} are masked; export it anew"
         )
-    engine = Engine(session, bundle.config, masked_tokens=masked)
+    engine = Engine(session, bundle.config, masked_tokens=masked, selector=selector)
     return Generator(bundle, engine, tokenizer)
 
 
@@ -212,7 +213,7 @@ class _Call:
                 prompt_ids=prompt_ids,
                 max_new_tokens=resolved.new_tokens_for(len(prompt_ids), n_positions),
                 eos_token_ids=resolved.eos_token_ids,
-                pick=make_pick(resolved, prompt_ids, seed),
+                pick=Picker(resolved, prompt_ids, seed),
             )
             self.rows.append(row)
         self.writers = [_Writer(generator.tokenizer, resolved.stop) for _ in self.rows]
@@ -275,31 +276,6 @@ class _Writer:
         text = "".join(self._ready)
         self._ready.clear()
         return text
-
-
-def make_pick(options: ResolvedOptions, prompt_ids: Sequence[int], seed: int | None) -> Pick:
-    """Return the function that picks a row's next token: processors in the order of `transformers`, then the draw."""
-    rng = np.random.default_rng(seed) if options.do_sample else None
-    seen = set(prompt_ids)
-    penalized = np.array(sorted(seen), np.int64)
-
-    def pick(logits: Logits, new_ids: Sequence[int]) -> int:
-        nonlocal penalized
-        if options.repetition_penalty != 1.0:
-            if new_ids and new_ids[-1] not in seen:
-                seen.add(new_ids[-1])
-                penalized = np.append(penalized, new_ids[-1])
-            sampling.penalize_repetition(logits, penalized, options.repetition_penalty)
-        if len(new_ids) < options.min_new_tokens:
-            sampling.forbid(logits, options.eos_token_ids)
-        if rng is None:
-            return sampling.greedy(logits)
-        ids, probabilities = sampling.candidates(
-            logits, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p
-        )
-        return sampling.draw(ids, probabilities, rng)
-
-    return pick
 
 
 def _short(value: object) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ortgpt.bundle import Bundle
-from ortgpt.contract import CacheKind, DType, Flavour, Role, Spec, Target, graph_tensors
+from ortgpt.contract import CacheKind, DType, Flavour, Role, Spec, Target, graph_tensors, selector_tensors
 from ortgpt.cpus import allowed_cpus
 from ortgpt.errors import BundleError, DeviceError, OptionError
 from ortgpt.manifest import GraphSpec
@@ -206,14 +206,17 @@ def import_onnxruntime(minimum: str) -> ModuleType:
 def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
     """Compare the graph's tensors, types and axes with the contract, and their names with the manifest."""
     config, cache = bundle.config, graph.cache
-    inputs, outputs = graph_tensors(
-        graph.flavour,
-        n_layer=config.n_layer,
-        n_head=config.n_head,
-        head_dim=cache.head_dim,
-        vocab_size=config.vocab_size,
-        dtype=cache.dtype,
-    )
+    if graph.role == Role.SELECTOR:
+        inputs, outputs = selector_tensors(config.vocab_size, config.vocab_size - bundle.manifest.masked_tokens)
+    else:
+        inputs, outputs = graph_tensors(
+            graph.flavour,
+            n_layer=config.n_layer,
+            n_head=config.n_head,
+            head_dim=cache.head_dim,
+            vocab_size=config.vocab_size,
+            dtype=cache.dtype,
+        )
     found = {
         tensor.name: (_DTYPES.get(tensor.type, tensor.type), tuple(tensor.shape))
         for tensor in (*handle.get_inputs(), *handle.get_outputs())
@@ -228,8 +231,8 @@ def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
     if faults:
         shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
         raise BundleError(
-            f"{bundle.path / graph.file} is not the {graph.flavour} graph of {config.n_layer} layers that the bundle "
-            f"describes: {shown}"
+            f"{bundle.path / graph.file} is not the {graph.flavour} {graph.role} of {config.n_layer} layers that the "
+            f"bundle describes: {shown}"
         )
 
 

@@ -262,7 +262,7 @@ def test_a_graph_of_another_shape_is_refused(bundle: Path) -> None:
     config = json.loads((bundle / "config.json").read_text())
     (bundle / "config.json").write_text(json.dumps(config | {"n_layer": 3}))
     seal_bundle(bundle)
-    with pytest.raises(BundleError, match=r"not the native graph of 3 layers.*past_key_values\.2\.key"):
+    with pytest.raises(BundleError, match=r"not the native decoder of 3 layers.*past_key_values\.2\.key"):
         ortgpt.load(bundle)
     (bundle / "config.json").write_text(json.dumps(config | {"n_head": 2, "vocab_size": 299}))
     seal_bundle(bundle)

@@ -12,8 +12,8 @@ import torch
 import ortgpt
 from ortgpt import ContextLengthError, NonFiniteLogitsError
 from ortgpt.bundle import open_bundle
-from ortgpt.cache import FixedCache
-from ortgpt.call import Logits
+from ortgpt.cache import FixedCache, Lengths
+from ortgpt.call import Call, Logits
 from ortgpt.engine import Engine, Row
 from ortgpt.sampling import greedy
 from ortgpt.session import open_session
@@ -33,6 +33,11 @@ def run(engine: Engine, rows: list[Row]) -> list[list[int]]:
     for _ in engine.generate(rows):
         pass
     return [row.token_ids for row in rows]
+
+
+def step(call: Call, lengths: Lengths) -> Logits:
+    call.run(lengths)
+    return call.logits()
 
 
 def random_prompts(count: int, longest: int, seed: int = 0) -> list[list[int]]:
@@ -83,7 +88,7 @@ def test_prefill_in_pieces_and_single_steps_equal_pytorch(engine: Engine, gpt: G
     call = engine.new_call(cache)
     for place in range(5, 50):
         call.input_ids[0, 0] = ids[place]
-        assert np.abs(call.run(cache.lengths + 1)[0, 0] - want[place]).max() <= 1e-4
+        assert np.abs(step(call, cache.lengths + 1)[0, 0] - want[place]).max() <= 1e-4
 
 
 def test_ragged_rows_equal_solo_rows_to_the_bit(small: ortgpt.Generator) -> None:
@@ -98,7 +103,7 @@ def test_ragged_rows_equal_solo_rows_to_the_bit(small: ortgpt.Generator) -> None
         cache.lengths[:] = [len(prompt) for prompt in prompts]
         for token_id in (1, 2, 3):
             single.input_ids[...] = call.input_ids[...] = token_id
-            assert np.array_equal(single.run(alone.lengths + 1)[0], call.run(cache.lengths + 1)[row])
+            assert np.array_equal(step(single, alone.lengths + 1)[0], step(call, cache.lengths + 1)[row])
 
 
 def test_a_batch_that_holds_tokens_takes_several_more(engine: Engine, gpt: GPT) -> None:
@@ -122,7 +127,7 @@ def test_ragged_rows_of_a_growing_cache_equal_solo_rows(small_portable: ortgpt.G
     call = engine.new_call(cache)
     for token_id in (1, 2, 3):
         call.input_ids[...] = token_id
-        together.append(call.run(cache.lengths + 1))
+        together.append(step(call, cache.lengths + 1))
     for row, ids in enumerate(prompts):
         want = oracle(gpt, [*ids, 1, 2, 3])[-4:]
         assert np.abs(np.stack([logits[row, 0] for logits in together]) - want).max() <= 1e-4
@@ -135,7 +140,7 @@ def test_slots_beyond_a_rows_length_are_never_read(small: ortgpt.Generator) -> N
             buffer.fill(poison)
         found = [small.engine.prefill(cache, [[1, 2, 3], list(range(20))]).copy()]
         call = small.engine.new_call(cache)
-        found += [call.run(cache.lengths + 1).copy() for _ in range(3)]
+        found += [step(call, cache.lengths + 1).copy() for _ in range(3)]
         return found
 
     for clean, poisoned in zip(steps(0.0), steps(float("nan")), strict=True):

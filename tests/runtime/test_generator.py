@@ -5,19 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import (
-    LogitsProcessorList,
-    MinNewTokensLengthLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 import ortgpt
-from ortgpt import ClosedError, ContextLengthError, GenerationOptions, OptionError, PromptError, UnknownOptionError
-from ortgpt.generator import make_pick
+from ortgpt import ClosedError, ContextLengthError, OptionError, PromptError, UnknownOptionError
 from support import greedy_ids
 
 PROMPTS = ["It is a truth", "", "a single man", "universally acknowledged, that", "Café — 日本"]
@@ -125,42 +115,6 @@ def test_stop_strings_cut_the_text(small: ortgpt.Generator) -> None:
         assert len(done.token_ids) < 30
     kept = small.generate("a man", max_new_tokens=30, stop=["\x00never"], eos_token_id=[])
     assert (kept.text, kept.finish_reason) == (free.text, "length")
-
-
-def test_processors_act_in_the_order_of_transformers(small: ortgpt.Generator) -> None:
-    """Penalty, minimum length, temperature, top_k, top_p: the same distribution, and the draw that follows from it."""
-    rng = np.random.default_rng(11)
-    prompt = rng.integers(300, size=12).tolist()
-    for trial in range(40):
-        logits = (rng.normal(size=300) * 3).astype(np.float32)
-        settings: dict[str, Any] = {
-            "temperature": 0.8, "top_k": 12, "top_p": 0.8, "repetition_penalty": 1.5, "min_new_tokens": 3,
-        }  # fmt: skip
-        options = GenerationOptions(**settings, seed=trial, eos_token_id=int(logits.argmax()))
-        pick = make_pick(options.resolve(GenerationOptions()), prompt, trial)
-        processors = LogitsProcessorList(
-            [
-                RepetitionPenaltyLogitsProcessor(1.5),
-                MinNewTokensLengthLogitsProcessor(12, 3, int(logits.argmax()), device="cpu"),
-                TemperatureLogitsWarper(0.8),
-                TopKLogitsWarper(12),
-                TopPLogitsWarper(0.8),
-            ]
-        )
-        scores = processors(torch.tensor([prompt]), torch.from_numpy(logits.copy())[None])
-        probabilities = torch.softmax(scores, -1)[0].numpy().astype(np.float64)
-        order = np.argsort(-probabilities, kind="stable")
-        place = np.searchsorted(np.cumsum(probabilities[order]), np.random.default_rng(trial).random(), side="right")
-        assert pick(logits, []) == order[place]
-
-
-def test_generated_tokens_are_penalised_too(small: ortgpt.Generator) -> None:
-    options = GenerationOptions(repetition_penalty=100.0).resolve(GenerationOptions(eos_token_id=0))
-    pick = make_pick(options, [], None)
-    new: list[int] = []
-    for _ in range(5):
-        new.append(pick(np.arange(5, dtype=np.float32) + 1, new))
-    assert new == [4, 3, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
