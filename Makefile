@@ -22,12 +22,13 @@ TOKENIZER ?=
 ADAPTER ?=
 REVISION ?=
 ACTIVATION ?=
+EXTERNAL_DATA ?=
 OUT ?= build/$(notdir $(CHECKPOINT:/=))-$(DTYPE)
 PROMPT ?= It is a truth universally acknowledged,
 # What was typed is taken as typed, and recipes read it from the environment: quotes, spaces and dollar signs in it are
 # harmless.
 GIVEN := $(filter command environment,$(origin CHECKPOINT))
-FORM := DTYPE FLAVOUR TARGET TOKENIZER ADAPTER REVISION ACTIVATION
+FORM := DTYPE FLAVOUR TARGET TOKENIZER ADAPTER REVISION ACTIVATION EXTERNAL_DATA
 $(foreach name,CHECKPOINT OUT PROMPT $(FORM),$(if $(filter file,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
 export CHECKPOINT OUT PROMPT GIVEN $(FORM)
 
@@ -77,6 +78,7 @@ export: $(VENV)/.setup  ## Export CHECKPOINT=folder|id|ckpt.pt to OUT=folder, un
 	else $(BIN)/ortgpt export "$$CHECKPOINT" -o "$$OUT" --dtype "$$DTYPE" --flavour "$$FLAVOUR" --target "$$TARGET" \
 		$${TOKENIZER:+--tokenizer "$$TOKENIZER"} $${ADAPTER:+--adapter "$$ADAPTER"} \
 		$${REVISION:+--revision "$$REVISION"} $${ACTIVATION:+--activation "$$ACTIVATION"} \
+		$${EXTERNAL_DATA:+--external-data} \
 		$$([ ! -f "$$made" ] || echo --force); \
 		printf '%s\n' "$$from" "$$hash" > "$$made"; fi
 
@@ -118,7 +120,7 @@ test-large: $(VENV)/.setup-dev  ## Export and verify gpt2-xl within 20 GB of mem
 # The stand-ins are written anew each time, so each bundle is, too.
 test-dialects: $(VENV)/.setup-dev  ## Write a stand-in of every dialect of checkpoint, and `make export` each
 	@rm -rf build/dialects && mkdir -p build
-	@$(BIN)/python tests/dialects.py build/dialects 2>/dev/null | while read -r variables; do \
+	@$(BIN)/python tests/dialects.py build/dialects | while read -r variables; do \
 		eval "$(MAKE) export $$variables" < /dev/null 2>&1 | tail -n 1; done
 
 test-portable: $(VENV)/.setup-dev $(OTHERS)/optimum/.setup $(OTHERS)/genai/.setup $(OTHERS)/node/.setup  ## Open portable bundles in Optimum, onnxruntime-genai and Transformers.js (Node)
@@ -151,7 +153,7 @@ test-cuda: $(CUDA)/.setup  ## On a machine with an NVIDIA GPU: parity, ragged ba
 $(CUDA)/.setup: pyproject.toml Makefile
 	@echo "Installing the CUDA builds into $(CUDA) (several GB) ..." >&2
 	@$(PYTHON) -m venv $(CUDA)
-	@$(CUDA)/bin/python -m pip --disable-pip-version-check --quiet install -e '.[cuda,export,dev]'
+	@$(CUDA)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[cuda,export,dev]'
 	@touch $@
 
 clean:  ## Remove what was built; keeps $(VENV)

@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from ortgpt.bundle import Bundle, ModelConfig, describe_files, is_bundle_name, open_bundle
 from ortgpt.contract import (
+    CACHE_KINDS,
     MINIMUM_ONNXRUNTIME,
-    CacheKind,
     DType,
     File,
     Flavour,
@@ -49,7 +49,6 @@ DTYPES = {
 }
 _logger = logging.getLogger("ortgpt_exporter")
 MAX_GRAPH_BYTES = 1_500_000_000  # of weights within the graph's own file; protobuf ends at 2 GiB
-_CACHE_KINDS = {Flavour.NATIVE: CacheKind.FIXED, Flavour.PORTABLE: CacheKind.GROWING}
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ def _decoder(config: GPTConfig, form: Form) -> GraphSpec:
         file=File.MODEL,
         flavour=form.flavour,
         target=form.target,
-        cache=CacheSpec(kind=_CACHE_KINDS[form.flavour], dtype=form.dtype, head_dim=head_dim),
+        cache=CacheSpec(kind=CACHE_KINDS[form.flavour], dtype=form.dtype, head_dim=head_dim),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
     )
@@ -193,7 +192,7 @@ def _selector(config: GPTConfig, form: Form, allowed_vocab_size: int) -> GraphSp
         file=File.SELECT,
         flavour=form.flavour,
         target=form.target,
-        cache=CacheSpec(kind=CacheKind.NONE, dtype=DType.FLOAT32, head_dim=0),
+        cache=None,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
     )

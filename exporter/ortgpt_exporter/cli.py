@@ -25,7 +25,7 @@ _EXTRA_MODULES = ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "toke
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16"]),
-    help="Precision of weights and cache. [default: float32 for cpu, float16 for cuda]",
+    help="Precision of weights, activations and cache. [default: float32 for cpu, float16 for cuda]",
 )
 @click.option(
     "--flavour",
@@ -36,7 +36,11 @@ _EXTRA_MODULES = ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "toke
     "onnxruntime-genai and Transformers.js.",
 )
 @click.option(
-    "--target", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="The device to run on."
+    "--target",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="The device to run on; cuda is native and float16.",
 )
 @click.option("--tokenizer", metavar="PATH|ID", help="Take the tokenizer from this folder or hub id; nanoGPT has none.")
 @click.option("--adapter", metavar="DIR|ID", help="Merge this PEFT LoRA adapter into the weights.")

@@ -15,9 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ortgpt.contract import File
 from ortgpt.strict_json import read_json_object
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.hub_errors import one_line_errors
+from ortgpt_exporter.tokenizer_files import ADDED_TOKENS_JSON
+from ortgpt_models.adapter import ADAPTER_FILES
+from ortgpt_models.adapter_config import ADAPTER_CONFIG_FILE
+from ortgpt_models.weights import CONFIG_FILE, WEIGHTS_SOURCES
 
 _NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 _REPO_ID = re.compile(f"{_NAME}/{_NAME}")
@@ -38,19 +43,15 @@ class Part:
 
 
 TOKENIZER = Part(
-    one_of=("vocab.json", "tokenizer.json"),
-    optional=("vocab.json", "merges.txt", "tokenizer.json", "added_tokens.json", "tokenizer_config.json"),
+    one_of=(File.VOCAB, File.TOKENIZER),
+    optional=(File.VOCAB, File.MERGES, File.TOKENIZER, ADDED_TOKENS_JSON, File.TOKENIZER_CONFIG),
 )
 CHECKPOINT = Part(
-    required=("config.json",),
-    one_of=("model.safetensors", "model.safetensors" + _INDEX, "pytorch_model.bin", "pytorch_model.bin" + _INDEX),
-    optional=("generation_config.json", "README.md", *TOKENIZER.optional),
+    required=(CONFIG_FILE,),
+    one_of=WEIGHTS_SOURCES,
+    optional=(File.GENERATION_CONFIG, "README.md", *TOKENIZER.optional),
 )
-ADAPTER = Part(
-    required=("adapter_config.json",),
-    one_of=("adapter_model.safetensors", "adapter_model.bin"),
-    optional=("README.md",),
-)
+ADAPTER = Part(required=(ADAPTER_CONFIG_FILE,), one_of=ADAPTER_FILES, optional=("README.md",))
 
 
 @dataclass(frozen=True)

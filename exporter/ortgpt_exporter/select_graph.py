@@ -21,10 +21,10 @@ def select_graph(vocab_size: int, allowed_vocab_size: int) -> onnx.ModelProto:
     inputs, outputs = selector_tensors(vocab_size, allowed_vocab_size)
     constants = {
         "zero": np.float32(0),
-        "first": np.array([0]),
-        "end": np.array([allowed_vocab_size]),
-        "middle_axis": np.array([1]),
-        "count": np.array([outputs[Tensor.TOP_IDS][1][1]]),
+        "first": np.array([0], np.int64),
+        "end": np.array([allowed_vocab_size], np.int64),
+        "middle_axis": np.array([1], np.int64),
+        "count": np.array([outputs[Tensor.TOP_IDS][1][1]], np.int64),
     }
     make = helper.make_node
     nodes = [

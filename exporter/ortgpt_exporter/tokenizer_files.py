@@ -19,9 +19,7 @@ from ortgpt.strict_json import read_json_object
 from ortgpt.tokenizer import MOST_IDS, Tokenizer, check_ids, parse_merges, read_merges_text, read_vocab
 from ortgpt_exporter.errors import ExportError
 
-TOKENIZER_JSON = "tokenizer.json"
 ADDED_TOKENS_JSON = "added_tokens.json"
-TOKENIZER_CONFIG_JSON = "tokenizer_config.json"
 
 # Settings of a BPE in tokenizer.json that GPT-2 leaves off.
 _BPE_VARIANTS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
@@ -61,7 +59,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     Raises ExportError for files that are missing, contradict each other or do not fit the runtime's byte-rank BPE, and
     BundleError for a file that is damaged; both name it.
     """
-    settings, config = (_optional_object(folder / name) for name in (TOKENIZER_JSON, TOKENIZER_CONFIG_JSON))
+    settings, config = (_optional_object(folder / name) for name in (File.TOKENIZER, File.TOKENIZER_CONFIG))
     missing = [file for file in (File.VOCAB, File.MERGES) if not (folder / file).is_file()]
     if not missing:
         vocab, merges, texts = _read_pair(folder)
@@ -69,17 +67,17 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
         if "model" in settings:
             _refuse_other(folder, settings, vocab, merges)
     elif settings:
-        vocab, merges = _read_tokenizer_json(settings, folder / TOKENIZER_JSON)
+        vocab, merges = _read_tokenizer_json(settings, folder / File.TOKENIZER)
         texts = {File.MERGES: "".join(["#version: 0.2\n", *(f"{left} {right}\n" for left, right in merges)])}
-        source = f"model.vocab and model.merges of {folder / TOKENIZER_JSON}"
+        source = f"model.vocab and model.merges of {folder / File.TOKENIZER}"
     else:
         raise ExportError(
             f"no {' and no '.join(missing)} in {folder}; expected a GPT-2 tokenizer as {File.VOCAB} and {File.MERGES}, "
-            f"or as {TOKENIZER_JSON}"
+            f"or as {File.TOKENIZER}"
         )
     if config.get("add_prefix_space"):
         raise ExportError(
-            f"{folder / TOKENIZER_CONFIG_JSON}: this tokenizer is not supported: add_prefix_space = "
+            f"{folder / File.TOKENIZER_CONFIG}: this tokenizer is not supported: add_prefix_space = "
             f"{shown(config['add_prefix_space'])} (accepted: false)"
         )
     added = _added_tokens(folder, settings, config)
@@ -88,7 +86,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
         texts[File.VOCAB] = json.dumps(whole, ensure_ascii=False)
     tokenizer = Tokenizer.from_vocab(whole, merges, source=source)
     _refuse_unlike(folder, tokenizer, whole, merges)
-    own = (folder / TOKENIZER_JSON).read_text(encoding="utf-8") if "model" in settings else None
+    own = (folder / File.TOKENIZER).read_text(encoding="utf-8") if "model" in settings else None
     notes = tuple(_notes(settings, config))
     return TokenizerFiles(texts=texts, vocab=whole, tokenizer=tokenizer, tokenizer_json=own, notes=notes)
 
@@ -166,12 +164,12 @@ def _splitter_faults(splitter: Any) -> Iterator[str]:
 
 def _refuse_other(folder: Path, settings: Mapping[str, Any], vocab: Mapping[str, int], merges: Sequence[Pair]) -> None:
     """Raise ExportError where tokenizer.json, which `transformers` prefers, is another tokenizer than the pair."""
-    other_vocab, other_merges = _read_tokenizer_json(settings, folder / TOKENIZER_JSON)
+    other_vocab, other_merges = _read_tokenizer_json(settings, folder / File.TOKENIZER)
     differing = [token for token, token_id in other_vocab.items() if vocab.get(token, token_id) != token_id]
     if differing or list(merges) != other_merges:
         first = f"the id of {shown(differing[0])} differs" if differing else "the merges differ"
         raise ExportError(
-            f"{folder}: {TOKENIZER_JSON} is another tokenizer than {File.VOCAB} and {File.MERGES} ({first}); "
+            f"{folder}: {File.TOKENIZER} is another tokenizer than {File.VOCAB} and {File.MERGES} ({first}); "
             "remove what the model was not trained with"
         )
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ortgpt import sampling
 from ortgpt.contract import DType
 from ortgpt.engine import Engine
 from ortgpt.manifest import Check
@@ -66,7 +67,7 @@ def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda
     checks = []
     for name, plan in zip(check_names(n_positions), plans, strict=True):
         on_check(name)
-        checks.append(_compare(name, plan, TOLERANCES[engine.session.graph.cache.dtype]))
+        checks.append(_compare(name, plan, TOLERANCES[engine.session.cache.dtype]))
     return tuple(checks)
 
 
@@ -74,18 +75,14 @@ def verify_selector(selector: Selector, vocab_size: int) -> None:
     """Compare what a selector picks from made-up logits with numpy. Raises ExportError where they differ."""
     random = np.random.default_rng(_SEED)
     logits = random.normal(size=(3, 1, vocab_size)).astype(np.float32)
-    penalty, allowed = np.float32(1.3), selector.allowed_vocab_size
+    allowed = selector.allowed_vocab_size
     seen = [random.permutation(allowed)[: allowed // part] for part in (2, 3, 4)]
-    found, ids, non_finite = selector.run(selector.session.share(logits), seen, [1.3] * 3)
+    found, ids, non_finite = selector.new_call(3).run(selector.session.share(logits), seen, [1.3] * 3)
     for row, penalized in enumerate(seen):
         scores = logits[row, 0, :allowed].copy()
-        scores[penalized] = np.where(scores[penalized] < 0, scores[penalized] * penalty, scores[penalized] / penalty)
+        sampling.penalize_repetition(scores, penalized, 1.3)
         order = np.argsort(-scores, kind="stable")[: ids.shape[1]]
-        if (
-            non_finite[row]
-            or not np.array_equal(scores[ids[row]], scores[order])
-            or (found[row] != scores[order]).any()
-        ):
+        if non_finite[row] or not (np.array_equal(ids[row], order) and np.array_equal(found[row], scores[order])):
             raise ExportError("the selector graph does not pick the largest logits after the repetition penalty")
 
 

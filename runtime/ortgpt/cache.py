@@ -1,8 +1,8 @@
 """The key-value cache of one generation: who owns which memory, and how many tokens each row holds.
 
 A fixed cache is one buffer a layer that the graph updates in place: bound as past and as present, it is the same
-memory, so a step moves no cache. A growing cache is replaced by what each call returns. Both stay on the device that
-the graph runs on. Knows no token and no text.
+memory on the graph's device, so a step moves no cache. A growing cache is replaced by what each call returns. Knows no
+token and no text.
 """
 
 from __future__ import annotations
@@ -41,15 +41,13 @@ class FixedCache:
     @classmethod
     def allocate(cls, session: Session, *, n_layer: int, n_head: int, batch_size: int, tokens: int) -> FixedCache:
         """Make an empty cache with room for `tokens` positions a row, rounded up."""
-        spec = session.graph.cache
+        spec = session.cache
         capacity = -(-tokens // _ROUND_TO) * _ROUND_TO
         shape = (batch_size, n_head, capacity, spec.head_dim)
-        dtype = np.dtype(spec.dtype)
         lengths = np.zeros(batch_size, np.int32)
         if session.device.is_cpu:
-            return cls._over(session, [np.empty(shape, dtype) for _ in past_names(n_layer)], lengths)
-        zeros = np.zeros(shape, dtype)  # a GPU kernel may multiply by 0 what it must not see: it must not be NaN
-        return cls(session, capacity, [session.copy_in(zeros) for _ in past_names(n_layer)], [], lengths)
+            return cls._over(session, [np.empty(shape, np.dtype(spec.dtype)) for _ in past_names(n_layer)], lengths)
+        return cls(session, capacity, [session.empty(shape, spec.dtype) for _ in past_names(n_layer)], [], lengths)
 
     @classmethod
     def _over(cls, session: Session, buffers: list[npt.NDArray[Any]], lengths: Lengths) -> FixedCache:
@@ -87,9 +85,9 @@ class GrowingCache:
     @classmethod
     def allocate(cls, session: Session, *, n_layer: int, n_head: int, batch_size: int) -> GrowingCache:
         """Make an empty cache."""
-        spec = session.graph.cache
+        spec = session.cache
         empty = np.zeros((batch_size, n_head, 0, spec.head_dim), np.dtype(spec.dtype))
-        return cls([session.copy_in(empty) for _ in past_names(n_layer)], np.zeros((batch_size, 0), np.int64))
+        return cls([session.share(empty) for _ in past_names(n_layer)], np.zeros((batch_size, 0), np.int64))
 
     @property
     def batch_size(self) -> int:
@@ -101,6 +99,6 @@ Cache = FixedCache | GrowingCache
 
 def new_cache(session: Session, *, n_layer: int, n_head: int, batch_size: int, tokens: int) -> Cache:
     """Make an empty cache of the graph's kind for `batch_size` rows of at most `tokens` tokens."""
-    if session.graph.cache.kind == CacheKind.GROWING:
+    if session.cache.kind == CacheKind.GROWING:
         return GrowingCache.allocate(session, n_layer=n_layer, n_head=n_head, batch_size=batch_size)
     return FixedCache.allocate(session, n_layer=n_layer, n_head=n_head, batch_size=batch_size, tokens=tokens)

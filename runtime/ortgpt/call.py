@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ortgpt.bundle import ModelConfig
 from ortgpt.cache import Cache, FixedCache, GrowingCache, Lengths
-from ortgpt.contract import Tensor, past_names, present_names
+from ortgpt.contract import DType, Tensor, past_names, present_names
 from ortgpt.errors import EngineError
 from ortgpt.session import Session
 
@@ -23,7 +23,7 @@ class Call(Protocol):
     """Several new tokens a row on top of what a cache holds.
 
     `input_ids` is int64 (batch_size, sequence_length); `logit_positions`, int64 (batch_size, logit_count), names places
-    within it. A run leaves the logits on the device.
+    within it, and stands from the first run on. A run leaves the logits on the device.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -74,15 +74,18 @@ class _NativeCall:
         self.cache = cache
         self.input_ids = np.zeros((batch, sequence_length), np.int64)
         self.logit_positions = np.zeros((batch, logit_count), np.int64)
-        logits = np.zeros((batch, logit_count, config.vocab_size), np.float32)
-        self._logits = logits if session.device.is_cpu else None
-        self.device_logits = session.copy_in(logits)
+        shape = (batch, logit_count, config.vocab_size)
+        self._logits = np.empty(shape, np.float32) if session.device.is_cpu else None
+        self.device_logits = (
+            session.empty(shape, DType.FLOAT32) if self._logits is None else session.share(self._logits)
+        )
         self._positions = _Positions(config, batch, sequence_length)
         self._seqlens_k = np.zeros(batch, np.int32)
         self._total = np.zeros((), np.int32)
         self._session = session
         self._binding: Any = session.handle.io_binding()
         self._sent: list[tuple[Any, npt.NDArray[Any]]] = []  # what is copied to a GPU before each run
+        self._sent_once: list[tuple[Any, npt.NDArray[Any]]] = []
         self._bind(config.n_layer)
 
     def _bind(self, n_layer: int) -> None:
@@ -99,8 +102,9 @@ class _NativeCall:
             if session.device.is_cpu:
                 bind_input(name, session.share(array))
             else:
-                self._sent.append((session.copy_in(array), array))
-                bind_input(name, self._sent[-1][0])
+                value = session.copy_in(array)
+                (self._sent_once if name == Tensor.LOGIT_POSITIONS else self._sent).append((value, array))
+                bind_input(name, value)
         bind_input(Tensor.TOTAL_SEQUENCE_LENGTH, session.share(self._total))  # read on the CPU, on any device
         self._binding.bind_ortvalue_output(Tensor.LOGITS, self.device_logits)
 
@@ -108,8 +112,9 @@ class _NativeCall:
         self._positions.set(self.cache.lengths)
         np.subtract(lengths, 1, out=self._seqlens_k)
         self._total[...] = int(lengths.max()) if total is None else total
-        for value, array in self._sent:
+        for value, array in (*self._sent, *self._sent_once):
             value.update_inplace(array)
+        self._sent_once.clear()
         run_bound(self._session, self._binding)
         self.cache.lengths[...] = lengths
 
@@ -136,7 +141,7 @@ class _PortableCall:
         self.device_logits = None
 
     def run(self, lengths: Lengths, *, total: int | None = None) -> None:
-        session, device = self._session, self._session.device
+        session = self._session
         self._positions.set(self.cache.lengths)
         gained = (self._offsets < (lengths - self.cache.lengths)[:, None]).astype(np.int64)  # padding counts nothing
         mask = np.concatenate((self.cache.mask, gained), axis=1)
@@ -147,7 +152,7 @@ class _PortableCall:
         binding.bind_output(Tensor.LOGITS)
         for past, present, value in zip(self._pasts, self._presents, self.cache.values, strict=True):
             binding.bind_ortvalue_input(past, value)
-            binding.bind_output(present, device.target, device.index)
+            binding.bind_output(present)
         run_bound(session, binding)
         self._all_logits, *self.cache.values = binding.get_outputs()
         self.cache.mask = mask

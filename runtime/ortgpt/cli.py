@@ -18,6 +18,7 @@ from ortgpt import __version__
 from ortgpt.bundle import open_bundle, seal_bundle
 from ortgpt.errors import OptionError, OrtGptError
 from ortgpt.generator import Completion, Generator, load
+from ortgpt.manifest import describe_graph
 
 _COMMANDS_GROUP = "ortgpt.commands"
 
@@ -142,7 +143,7 @@ def info(bundle: Path, as_json: bool) -> None:
     }
     lines |= {f"  {name}": f"{size:,}" for name, size in record.file_sizes_bytes.items()}
     for graph in record.graphs:
-        lines[f"graph {graph.file}"] = f"{graph.role}, {graph.flavour}, {graph.target}, {graph.cache.kind} cache"
+        lines[f"graph {graph.file}"] = describe_graph(graph)
     for check in record.verification:
         lines[f"verified: {check.name}"] = (
             f"logits within {check.max_abs_diff:.1e} of PyTorch (accepted {check.tolerance:.1e})"

@@ -224,7 +224,9 @@ class Target:
 class CacheKind:
     FIXED = "fixed"  # buffers that the graph updates in place
     GROWING = "growing"  # each call returns the past with the new tokens behind it
-    NONE = "none"
+
+
+CACHE_KINDS = {Flavour.NATIVE: CacheKind.FIXED, Flavour.PORTABLE: CacheKind.GROWING}
 
 
 class Promise:

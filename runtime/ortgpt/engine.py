@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,19 +14,29 @@ from ortgpt.bundle import ModelConfig
 from ortgpt.cache import Cache, FixedCache, new_cache
 from ortgpt.call import Call, Logits, new_call
 from ortgpt.errors import ContextLengthError, NonFiniteLogitsError
-from ortgpt.picker import Picker
-from ortgpt.selector import Selector
+from ortgpt.selector import Selector, SelectorCall
 from ortgpt.session import Session
 
-Pick = Callable[[Logits, Sequence[int]], int]
 Active = Sequence[int]  # indices of the rows that go on
+
+
+class Pick(Protocol):
+    """Picks a row's next token, from all its logits or from enough of the largest; see `picker.Picker`."""
+
+    @property
+    def count(self) -> int | None: ...
+    @property
+    def penalty(self) -> float: ...
+    def penalized_ids(self, new_ids: Sequence[int]) -> npt.NDArray[np.int64]: ...
+    def __call__(self, logits: Logits, new_ids: Sequence[int]) -> int: ...
+    def among(self, ids: npt.NDArray[np.int64], logits: Logits, new_ids: Sequence[int]) -> int: ...
 
 
 @dataclass(kw_only=True)
 class Row:
     """One sequence of a batch: its prompt, its limits, and how its next token is picked.
 
-    `pick` gets the logits (vocab_size,), which it may change, and the ids generated so far.
+    `pick` gets the logits (vocab_size,), which it may change, or the largest of them, and the ids generated so far.
     """
 
     prompt_ids: Sequence[int]
@@ -102,10 +113,11 @@ class Engine:
         timings.prefill_s = time.perf_counter() - started
         call = prefill
         step_call = self.new_call(cache)
+        select = None if self.selector is None else self.selector.new_call(len(rows))
         lengths = cache.lengths.copy()
         active = list(range(len(rows)))
         for step in range(max(row.max_new_tokens for row in rows)):
-            for index, token_id in zip(active, self._pick(call, rows, active, step), strict=True):
+            for index, token_id in zip(active, self._pick(call, select, rows, active, step), strict=True):
                 _extend(rows[index], token_id)
             timings.decode_s = time.perf_counter() - started - timings.prefill_s
             yield active
@@ -119,32 +131,41 @@ class Engine:
             # A finished row goes on computing in its last slot; its length, and so the batch's, no longer grows.
             call.run(lengths)
 
-    def _pick(self, call: Call, rows: Sequence[Row], active: Active, step: int) -> list[int]:
+    def _pick(
+        self, call: Call, select: SelectorCall | None, rows: Sequence[Row], active: Active, step: int
+    ) -> list[int]:
         """Return the next token of each active row; on the device that has the logits, where a few decide."""
-        if self.selector is not None and all(_decided_by(rows[index].pick, self.selector.count) for index in active):
-            return self._select(self.selector, call, rows, active, step)
+        counts = [rows[index].pick.count for index in active]
+        if select is not None and self.selector is not None and all(n and n <= self.selector.count for n in counts):
+            return self._select(call, select, rows, active, step)
         logits = call.logits()[:, 0]
-        for index in active:
-            _check_finite(logits[index], index, step)
-            logits[index, self.allowed_vocab_size :] = -np.inf
-        return [rows[index].pick(logits[index], rows[index].token_ids) for index in active]
+        return [self._pick_of_all(logits[index], rows[index], index, step) for index in active]
 
-    def _select(self, selector: Selector, call: Call, rows: Sequence[Row], active: Active, step: int) -> list[int]:
-        picks = [row.pick for row in rows]
-        none = np.zeros(0, np.int64)
-        penalized, penalties = [none] * len(rows), [1.0] * len(rows)
+    def _pick_of_all(self, logits: Logits, row: Row, index: int, step: int) -> int:
+        if not (np.isfinite(logits.max()) and np.isfinite(logits.min())):
+            raise NonFiniteLogitsError(
+                f"{np.count_nonzero(~np.isfinite(logits))} of {logits.size} logits are not finite at step {step} of "
+                f"row {index}; the weights are damaged, or overflow in this precision"
+            )
+        logits[self.allowed_vocab_size :] = -np.inf
+        return row.pick(logits, row.token_ids)
+
+    def _select(self, call: Call, select: SelectorCall, rows: Sequence[Row], active: Active, step: int) -> list[int]:
+        penalized, penalties = [np.zeros(0, np.int64)] * len(rows), [1.0] * len(rows)
         for index in active:
-            pick = picks[index]
-            assert isinstance(pick, Picker)
+            pick = rows[index].pick
             penalized[index], penalties[index] = pick.penalized_ids(rows[index].token_ids), pick.penalty
-        logits, ids, non_finite = selector.run(call.device_logits, penalized, penalties)
+        logits, ids, non_finite = select.run(call.device_logits, penalized, penalties)
         chosen = []
         for index in active:
-            if np.isnan(non_finite[index]):
-                _check_finite(call.logits()[index, 0], index, step)
-            pick = picks[index]
-            assert isinstance(pick, Picker)
-            chosen.append(pick.among(ids[index], logits[index], rows[index].token_ids))
+            row, count = rows[index], rows[index].pick.count
+            assert count is not None
+            # With equals beyond the last one that decides, more would have to be looked at than came back.
+            whole = logits.shape[1] == self.allowed_vocab_size or logits[index, -1] < logits[index, count - 1]
+            if whole and not np.isnan(non_finite[index]):
+                chosen.append(row.pick.among(ids[index], logits[index], row.token_ids))
+            else:
+                chosen.append(self._pick_of_all(call.logits()[index, 0], row, index, step))
         return chosen
 
     def prefill(
@@ -183,19 +204,6 @@ class Engine:
         call.logit_positions[...] = places
         call.run(cache.lengths + counts, total=int(cache.lengths.max()) + seq)
         return call
-
-
-def _decided_by(pick: Pick, count: int) -> bool:
-    """Tell whether the `count` largest logits decide a pick."""
-    return isinstance(pick, Picker) and pick.count is not None and pick.count <= count
-
-
-def _check_finite(logits: Logits, index: int, step: int) -> None:
-    if not (np.isfinite(logits.max()) and np.isfinite(logits.min())):
-        raise NonFiniteLogitsError(
-            f"{np.count_nonzero(~np.isfinite(logits))} of {logits.size} logits are not finite at step {step} of "
-            f"row {index}; the weights are damaged, or overflow in this precision"
-        )
 
 
 def _extend(row: Row, token_id: int) -> None:

@@ -29,13 +29,13 @@ class CacheSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphSpec:
-    """One ONNX graph of a bundle: what it computes, for which device, over which cache, with which tensors."""
+    """One ONNX graph of a bundle: what it computes, for which device, over which cache if any, with which tensors."""
 
     role: str
     file: str
     flavour: str
     target: str
-    cache: CacheSpec
+    cache: CacheSpec | None
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -52,7 +52,7 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where the weights came from; `sha256` is of the checkpoint's weight file."""
+    """Where the weights came from; `sha256` is of the file of weights, or, of several, of their sha256s in order."""
 
     id: str
     sha256: str
@@ -202,10 +202,30 @@ def _graph_values(graph: GraphSpec) -> dict[str, Any]:
         Key.FILE: graph.file,
         Key.FLAVOUR: graph.flavour,
         Key.TARGET: graph.target,
-        Key.CACHE: {Key.KIND: graph.cache.kind, Key.DTYPE: graph.cache.dtype, Key.HEAD_DIM: graph.cache.head_dim},
+        Key.CACHE: None if graph.cache is None else _cache_values(graph.cache),
         Key.INPUTS: list(graph.inputs),
         Key.OUTPUTS: list(graph.outputs),
     }
+
+
+def describe_graph(graph: GraphSpec) -> str:
+    """Return what a graph is in a few words."""
+    cache = "no cache" if graph.cache is None else f"{graph.cache.kind} {graph.cache.dtype} cache"
+    return f"{graph.role}, {graph.flavour}, {graph.target}, {cache}"
+
+
+def _cache_values(cache: CacheSpec) -> dict[str, Any]:
+    return {Key.KIND: cache.kind, Key.DTYPE: cache.dtype, Key.HEAD_DIM: cache.head_dim}
+
+
+def _read_cache(reader: _Reader) -> CacheSpec | None:
+    if isinstance(reader.values, Mapping) and Key.CACHE in reader.values and reader.values[Key.CACHE] is None:
+        return None
+    return CacheSpec(
+        kind=reader.text(Key.CACHE, Key.KIND),
+        dtype=reader.text(Key.CACHE, Key.DTYPE),
+        head_dim=reader.integer(Key.CACHE, Key.HEAD_DIM),
+    )
 
 
 def _read_graph(reader: _Reader) -> GraphSpec:
@@ -215,11 +235,7 @@ def _read_graph(reader: _Reader) -> GraphSpec:
         file=reader.text(Key.FILE),
         flavour=reader.text(Key.FLAVOUR),
         target=reader.text(Key.TARGET),
-        cache=CacheSpec(
-            kind=reader.text(Key.CACHE, Key.KIND),
-            dtype=reader.text(Key.CACHE, Key.DTYPE),
-            head_dim=reader.integer(Key.CACHE, Key.HEAD_DIM),
-        ),
+        cache=_read_cache(reader),
         inputs=reader.texts(Key.INPUTS),
         outputs=reader.texts(Key.OUTPUTS),
     )

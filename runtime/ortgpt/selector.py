@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ortgpt.bundle import Bundle
 from ortgpt.call import run_bound
-from ortgpt.contract import SELECTED, Flavour, Role, Tensor
+from ortgpt.contract import SELECTED, Role, Tensor
 from ortgpt.session import Session, open_graph
 
 Floats = npt.NDArray[np.float32]
@@ -25,38 +25,60 @@ _ROUND_TO = 64  # penalised ids; keeps the number of different shapes small
 def open_selector(bundle: Bundle, session: Session) -> Selector | None:
     """Open the selector made for the graph of `session`, on its device; None where the bundle has none."""
     for graph in bundle.manifest.graphs:
-        made_for = (Role.SELECTOR, Flavour.NATIVE, session.graph.flavour, session.graph.target)
-        if (graph.role, graph.flavour, graph.flavour, graph.target) == made_for:
+        if (graph.role, graph.target) == (Role.SELECTOR, session.graph.target):
             allowed = bundle.config.vocab_size - bundle.manifest.masked_tokens
             return Selector(open_graph(bundle, graph, session.device, threads=session.threads), allowed)
     return None
 
 
 class Selector:
-    """An open selector graph. Holds no state: several threads may use it at once."""
+    """An open selector graph. Holds no state of a call: several threads may use it at once."""
 
     def __init__(self, session: Session, allowed_vocab_size: int) -> None:
         self.session = session
         self.allowed_vocab_size = allowed_vocab_size
         self.count = min(SELECTED, allowed_vocab_size)
 
+    def new_call(self, batch_size: int) -> SelectorCall:
+        """Make a call for batches of this size."""
+        return SelectorCall(self.session, batch_size)
+
+
+class SelectorCall:
+    """The arrays of a batch, bound once; ids are bound anew only where a penalty needs them."""
+
+    def __init__(self, session: Session, batch_size: int) -> None:
+        self._session = session
+        self._binding: Any = session.handle.io_binding()
+        self._penalized = np.zeros((batch_size, 1), np.int64)
+        self._penalties = np.ones((batch_size, 1), np.float32)
+        self._binding.bind_cpu_input(Tensor.PENALIZED_IDS, self._penalized)
+        self._binding.bind_cpu_input(Tensor.PENALTIES, self._penalties)
+        for name in (Tensor.TOP_LOGITS, Tensor.TOP_IDS, Tensor.NON_FINITE):
+            self._binding.bind_output(name)
+
     def run(self, logits: Any, penalized: Sequence[Ids], penalties: Sequence[float]) -> tuple[Floats, Ids, Floats]:
-        """Return the `count` largest of each row, largest first, their ids, and NaN for rows that are not finite.
+        """Return the largest logits of each row, largest first, their ids, and NaN for rows that are not finite.
 
         `logits` is an OrtValue (batch_size, 1, vocab_size); `penalized` has the ids that a row's penalty lowers, none
-        if the penalty is 1. Raises EngineError when ONNX Runtime fails.
+        if the penalty is 1. Of equal logits the lowest id comes first. Raises EngineError when ONNX Runtime fails.
         """
-        longest = max(1, *(len(ids) for ids in penalized))
-        padded = np.zeros((len(penalized), -(-longest // _ROUND_TO) * _ROUND_TO), np.int64)
-        for row, ids in zip(padded, penalized, strict=True):
+        self._binding.bind_ortvalue_input(Tensor.LOGITS, logits)
+        if any(map(len, penalized)):
+            self._bind_penalized(penalized, penalties)
+        run_bound(self._session, self._binding)
+        top_logits, top_ids, non_finite = (value.numpy() for value in self._binding.get_outputs())
+        # A GPU has an order of its own among equals.
+        order = np.lexsort((top_ids, -top_logits))
+        return np.take_along_axis(top_logits, order, 1), np.take_along_axis(top_ids, order, 1), non_finite
+
+    def _bind_penalized(self, penalized: Sequence[Ids], penalties: Sequence[float]) -> None:
+        width = -(-max(map(len, penalized)) // _ROUND_TO) * _ROUND_TO
+        if self._penalized.shape[1] != width:
+            self._penalized = np.zeros((len(penalized), width), np.int64)
+        for row, ids in zip(self._penalized, penalized, strict=True):
             row[:] = ids[0] if len(ids) else 0  # the same id twice gets the same value twice
             row[: len(ids)] = ids
-        binding = self.session.handle.io_binding()
-        binding.bind_ortvalue_input(Tensor.LOGITS, logits)
-        binding.bind_cpu_input(Tensor.PENALIZED_IDS, padded)
-        binding.bind_cpu_input(Tensor.PENALTIES, np.array(penalties, np.float32)[:, None])
-        for name in (Tensor.TOP_LOGITS, Tensor.TOP_IDS, Tensor.NON_FINITE):
-            binding.bind_output(name)
-        run_bound(self.session, binding)
-        top_logits, top_ids, non_finite = (value.numpy() for value in binding.get_outputs())
-        return top_logits, top_ids, non_finite
+        self._penalties[:, 0] = penalties
+        self._binding.bind_cpu_input(Tensor.PENALIZED_IDS, self._penalized)
+        self._binding.bind_cpu_input(Tensor.PENALTIES, self._penalties)

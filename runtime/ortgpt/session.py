@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ortgpt.bundle import Bundle
-from ortgpt.contract import CacheKind, DType, Flavour, Role, Spec, Target, graph_tensors, selector_tensors
+from ortgpt.contract import CACHE_KINDS, DType, Role, Spec, Target, graph_tensors, selector_tensors
 from ortgpt.cpus import allowed_cpus
 from ortgpt.errors import BundleError, DeviceError, OptionError
-from ortgpt.manifest import GraphSpec
+from ortgpt.manifest import CacheSpec, GraphSpec, describe_graph
 
 _PROVIDERS = {Target.CPU: "CPUExecutionProvider", Target.CUDA: "CUDAExecutionProvider"}
 _DTYPES = {
@@ -24,9 +28,7 @@ _DTYPES = {
     "tensor(int32)": DType.INT32,
     "tensor(int64)": DType.INT64,
 }
-_CACHE_OF = {Flavour.NATIVE: CacheKind.FIXED, Flavour.PORTABLE: CacheKind.GROWING}
 _MOST_THREADS = 256  # a pool of more takes seconds to start, and no GPT-2 gains by it
-_RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _WHEELS = ("onnxruntime", "onnxruntime-gpu")
 
 
@@ -60,6 +62,12 @@ class Session:
     device: Device
     threads: int
 
+    @property
+    def cache(self) -> CacheSpec:
+        """The cache that the graph works on; a decoder has one."""
+        assert self.graph.cache is not None
+        return self.graph.cache
+
     def share(self, array: npt.NDArray[Any]) -> Any:
         """Return an OrtValue over the memory of a numpy array."""
         return self.onnxruntime.OrtValue.ortvalue_from_numpy(array)
@@ -67,6 +75,12 @@ class Session:
     def copy_in(self, array: npt.NDArray[Any]) -> Any:
         """Return an OrtValue on the device that holds a copy of a numpy array (on the CPU, the array itself)."""
         return self.onnxruntime.OrtValue.ortvalue_from_numpy(array, self.device.target, self.device.index)
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Any:
+        """Return an OrtValue on the device; what it holds is undefined."""
+        return self.onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+            list(shape), np.dtype(dtype), self.device.target, self.device.index
+        )
 
 
 def open_session(bundle: Bundle, *, device: str = "auto", threads: int | None = None) -> Session:
@@ -89,8 +103,6 @@ def open_graph(bundle: Bundle, graph: GraphSpec, device: Device, *, threads: int
             f"threads = {threads!r} (accepted: an integer from 1 to {_MOST_THREADS}, or None for all CPUs allowed)"
         )
     ort = import_onnxruntime(bundle.manifest.minimum_onnxruntime)
-    if not device.is_cpu and hasattr(ort, "preload_dlls"):
-        ort.preload_dlls()  # the CUDA and cuDNN libraries of the wheels that [cuda] brings
     path = bundle.path / graph.file
     options = ort.SessionOptions()
     options.intra_op_num_threads = count
@@ -98,37 +110,48 @@ def open_graph(bundle: Bundle, graph: GraphSpec, device: Device, *, threads: int
     options.log_severity_level = 3
     # Without VNNI the u8 × s8 kernels add pairs in 16 bits and overflow silently; this makes them exact everywhere.
     options.add_session_config_entry("session.x64quantprecision", "1")
-    if not device.is_cpu:
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")  # every node on the device, or none
-        options.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
-    provider: Any = device.provider if device.is_cpu else (device.provider, {"device_id": device.index})
-    try:
-        handle = ort.InferenceSession(str(path), options, providers=[provider])
-    except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
-        raise BundleError(f"ONNX Runtime cannot open {path}: {error}") from error
-    _check_device(handle, device)
+    handle = _open_cpu(ort, path, options) if device.is_cpu else _open_gpu(ort, path, options, device)
     _check_tensors(bundle, graph, handle)
     return Session(handle, ort, graph, device, count)
 
 
-def _check_device(handle: Any, device: Device) -> None:
+def _open_cpu(ort: ModuleType, path: Path, options: Any) -> Any:
+    try:
+        return ort.InferenceSession(str(path), options, providers=[_PROVIDERS[Target.CPU]])
+    except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
+        raise BundleError(f"ONNX Runtime cannot open {path}: {error}") from error
+
+
+def _open_gpu(ort: ModuleType, path: Path, options: Any, device: Device) -> Any:
+    """Open a graph whole on a device, or raise DeviceError: no node may go elsewhere, and nothing is tried instead."""
+    hint = "check the GPU driver and that `pip install 'ortgpt[cuda]'` brought matching CUDA libraries"
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # ONNX Runtime prints there what it could not load
+            if hasattr(ort, "preload_dlls"):
+                ort.preload_dlls()  # the CUDA and cuDNN libraries of the wheels that [cuda] brings
+            handle = ort.InferenceSession(
+                str(path), options, providers=[(device.provider, {"device_id": device.index})], enable_fallback=0
+            )
+    except Exception as error:
+        raise DeviceError(f"ONNX Runtime cannot open {path} on {device}: {error}; {hint}") from error
+    _check_device(handle, device, hint)
+    return handle
+
+
+def _check_device(handle: Any, device: Device, hint: str) -> None:
     """Raise DeviceError unless the session's first provider is the device's, and every node was given to it."""
     if handle.get_providers()[0] != device.provider:
-        raise DeviceError(
-            f"asked for {device}, but ONNX Runtime opened {handle.get_providers()}; "
-            "check the GPU driver and that `pip install 'ortgpt[cuda]'` brought matching CUDA libraries"
-        )
-    if device.is_cpu or not hasattr(handle, "get_provider_graph_assignment_info"):
+        raise DeviceError(f"asked for {device}, but ONNX Runtime opened {handle.get_providers()}; {hint}")
+    if not hasattr(handle, "get_provider_graph_assignment_info"):
         return  # an older onnxruntime does not tell; disable_cpu_ep_fallback it has
-    elsewhere = {
-        node.op_type: subgraph.ep_name
-        for subgraph in handle.get_provider_graph_assignment_info()
-        if subgraph.ep_name != device.provider
-        for node in subgraph.get_nodes()
-    }
-    if elsewhere:
+    parts = handle.get_provider_graph_assignment_info()
+    providers_of = {node.op_type: part.ep_name for part in parts for node in part.get_nodes()}
+    elsewhere = {op_type: provider for op_type, provider in providers_of.items() if provider != device.provider}
+    if elsewhere or not parts:
         shown = ", ".join(f"{op_type} on {provider}" for op_type, provider in sorted(elsewhere.items()))
-        raise DeviceError(f"asked for {device}, but ONNX Runtime runs {shown}")
+        raise DeviceError(f"asked for {device}, but ONNX Runtime runs {shown or 'nothing there'}; {hint}")
 
 
 def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[str]) -> tuple[Device, GraphSpec]:
@@ -140,7 +163,7 @@ def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[s
     """
     usable = [graph for graph in graphs if _is_known(graph)]
     if not usable:
-        shown = "; ".join(f"{g.role}, {g.flavour}, {g.target}, {g.cache.kind} {g.cache.dtype} cache" for g in graphs)
+        shown = "; ".join(map(describe_graph, graphs))
         raise BundleError(f"this version of ortgpt runs none of the bundle's graphs ({shown}); use a newer one")
     targets = [graph.target for graph in usable]
     if device == "auto":
@@ -171,9 +194,9 @@ def _is_known(graph: GraphSpec) -> bool:
     """Tell whether this runtime can run a graph of this kind; a bundle may hold others beside it."""
     return (
         graph.role == Role.DECODER
-        and graph.flavour in _CACHE_OF
         and graph.target in _PROVIDERS
-        and graph.cache.kind == _CACHE_OF[graph.flavour]
+        and graph.cache is not None
+        and graph.cache.kind == CACHE_KINDS.get(graph.flavour)
         and graph.cache.dtype in (DType.FLOAT32, DType.FLOAT16)
     )
 
@@ -206,7 +229,7 @@ def import_onnxruntime(minimum: str) -> ModuleType:
 def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
     """Compare the graph's tensors, types and axes with the contract, and their names with the manifest."""
     config, cache = bundle.config, graph.cache
-    if graph.role == Role.SELECTOR:
+    if cache is None:
         inputs, outputs = selector_tensors(config.vocab_size, config.vocab_size - bundle.manifest.masked_tokens)
     else:
         inputs, outputs = graph_tensors(

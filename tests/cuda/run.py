@@ -19,8 +19,10 @@ import torch
 from transformers import GPT2LMHeadModel
 
 import ortgpt
+from ortgpt.engine import Engine
+from ortgpt.generator import Generator
 from ortgpt_exporter import export_bundle
-from ortgpt_exporter.verify import TOLERANCES, verify
+from ortgpt_exporter.verify import TOLERANCES, verify, verify_selector
 from ortgpt_models import load_gpt
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -38,6 +40,10 @@ def report(what: str, shown: str, good: bool | None = None) -> None:
         FAILED.append(what)
 
 
+def report_same(what: str, same: bool) -> None:
+    report(what, "same" if same else "different", same)
+
+
 def random_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
     random = np.random.default_rng(seed)
     return [random.integers(50257, size=length).tolist() for length in lengths]
@@ -52,7 +58,7 @@ def check_parity(generator: ortgpt.Generator, checkpoint: Path) -> None:
     together = engine.prefill(engine.new_cache(6, 300), prompts)[:, 0]
     alone = np.stack([engine.prefill(engine.new_cache(1, 300), [ids])[0, 0] for ids in prompts])
     worst = float(np.abs(together - alone).max())
-    bound = TOLERANCES[generator.engine.session.graph.cache.dtype] * float(np.abs(alone).max())
+    bound = TOLERANCES[generator.engine.session.cache.dtype] * float(np.abs(alone).max())
     report("ragged batch of 6 against solo: largest difference", f"{worst:.1e} of {bound:.1e}", worst <= bound)
     options: dict[str, Any] = {"max_new_tokens": 32, "eos_token_id": []}
     rows = generator.generate_batch(prompts, **options)
@@ -60,6 +66,44 @@ def check_parity(generator: ortgpt.Generator, checkpoint: Path) -> None:
         row.token_ids == generator.generate(ids, **options).token_ids for row, ids in zip(rows, prompts, strict=True)
     ]
     report("ragged batch of 6: rows with the ids of their solo run", f"{sum(equal)} of 6")
+
+
+def check_selector(generator: ortgpt.Generator) -> None:
+    """Compare what the device picks with picks from all logits; a NaN and equal logits must be told apart."""
+    engine = generator.engine
+    selector = engine.selector
+    assert selector is not None
+    vocab_size = engine.config.vocab_size
+    verify_selector(selector, vocab_size)
+    whole = Engine(engine.session, engine.config, masked_tokens=vocab_size - engine.allowed_vocab_size)
+    plain = Generator(generator.bundle, whole, generator.tokenizer)
+    settings: dict[str, dict[str, Any]] = {
+        "greedy": {},
+        "with a penalty": {"repetition_penalty": 1.3},
+        "drawn": {"temperature": 0.9, "top_p": 0.9, "seed": 3},
+    }
+    for name, options in settings.items():
+        found, want = (
+            [row.token_ids for row in some.generate_batch(random_prompts([5, 17, 40]), max_new_tokens=24, **options)]
+            for some in (generator, plain)
+        )
+        report_same(f"picked on the device, {name}: the ids of all logits", found == want)
+    logits = np.zeros((2, 1, vocab_size), np.float32)
+    logits[0, 0, [300, 100]] = 1.0
+    logits[1, 0, 9] = np.nan
+    none = np.zeros(0, np.int64)
+    _, ids, bad = selector.new_call(2).run(selector.session.copy_in(logits), [none, none], [1.0, 1.0])
+    report_same("equal logits in order, and the NaN seen", ids[0, :2].tolist() == [100, 300] and bool(np.isnan(bad[1])))
+
+
+def check_poison(generator: ortgpt.Generator) -> None:
+    """Fill the cache with NaN before use: slots beyond a row's length must count for nothing."""
+    engine, prompts = generator.engine, random_prompts([3, 70])
+    clean = engine.prefill(engine.new_cache(2, 80), prompts).copy()
+    cache, spec = engine.new_cache(2, 80), engine.session.cache
+    for value in cache.values:
+        value.update_inplace(np.full((2, engine.config.n_head, 128, spec.head_dim), np.nan, spec.dtype))
+    report_same("logits with NaN in unused slots of the cache", np.array_equal(clean, engine.prefill(cache, prompts)))
 
 
 def timed(run: Callable[[], Any]) -> float:
@@ -116,7 +160,7 @@ def check_memory(generator: ortgpt.Generator, *, quick: bool) -> None:
 
     generator.generate_batch(random_prompts([600] * 8), max_new_tokens=9)
     before, after = some(50), some(20 if quick else 300)
-    report("device memory after 50 and 350 calls, MiB", f"{before:,} and {after:,}", after - before <= 64)
+    report("device memory after some and many calls, MiB", f"{before:,} and {after:,}", after - before <= 64)
 
 
 def main() -> None:
@@ -131,10 +175,13 @@ def main() -> None:
     export_bundle(checkpoint, bundle, target="cuda", force=bundle.exists())
     with ortgpt.load(bundle, device=given.device) as generator:
         session = generator.engine.session
-        name = torch.cuda.get_device_name(session.device.index) if given.device == "cuda" else "CPU"
-        report("device", name)
+        if not session.device.is_cpu:
+            torch.cuda.set_device(session.device.index)
+        report("device", "CPU" if session.device.is_cpu else torch.cuda.get_device_name())
         report("onnxruntime", f"{session.onnxruntime.__version__}, {session.handle.get_providers()[0]}")
         check_parity(generator, checkpoint)
+        check_selector(generator)
+        check_poison(generator)
         measure_speed(generator, checkpoint, quick=given.quick)
         check_memory(generator, quick=given.quick)
     sys.exit(f"failed: {', '.join(FAILED)}" if FAILED else 0)

@@ -224,6 +224,7 @@ def test_float16_bundles_compute_in_float16_and_say_so(small_checkpoint: Path, t
         bundle = export_bundle(small_checkpoint, tmp_path / name, **form)
         graph = bundle.manifest.graphs[0]
         assert len(bundle.manifest.graphs) == (2 if name == "cuda" else 1)
+        assert graph.cache is not None
         assert (graph.cache.dtype, bundle.manifest.precision.dtype) == ("float16", "float16")
         assert graph.target == ("cuda" if name == "cuda" else "cpu")
         assert bundle.manifest.precision.promise == {"kind": "bounded", "relative_logit_bound": 2e-2}

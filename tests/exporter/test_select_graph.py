@@ -36,7 +36,7 @@ def test_the_largest_logits_of_each_row(generator: Generator) -> None:
     logits = (rng.normal(size=(3, 1, 320)) * 4 - 2).astype(np.float32)
     seen = [rng.permutation(300)[:size] for size in (0, 5, 130)]
     penalties = [1.0, 1.3, 0.7]
-    top, ids, non_finite = selector.run(selector.session.share(logits), seen, penalties)
+    top, ids, non_finite = selector.new_call(3).run(selector.session.share(logits), seen, penalties)
     assert top.shape == ids.shape == (3, 64)
     for row in range(3):
         scores = logits[row, 0, :300].copy()
@@ -47,13 +47,23 @@ def test_the_largest_logits_of_each_row(generator: Generator) -> None:
     assert not non_finite.any()
 
 
+def test_of_equals_the_lowest_id_comes_first_and_a_call_serves_many_steps(generator: Generator) -> None:
+    selector = selector_of(generator)
+    call = selector.new_call(1)
+    logits = np.zeros((1, 1, 320), np.float32)
+    logits[0, 0, [7, 200, 100]] = 3.0
+    for seen, want in (([], [7, 100, 200, 0, 1]), ([7], [100, 200, 7, 0, 1]), ([100] * 70, [7, 200, 100, 0, 1])):
+        _, ids, _ = call.run(selector.session.share(logits), [np.array(seen, np.int64)], [2.0])
+        assert ids[0, :5].tolist() == want
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_rows_that_are_not_finite_are_told(generator: Generator, value: float) -> None:
     selector = selector_of(generator)
     logits = np.zeros((3, 1, 320), np.float32)
     logits[1, 0, 310] = value  # even where no token is
     none = np.zeros(0, np.int64)
-    *_, non_finite = selector.run(selector.session.share(logits), [none] * 3, [1.0] * 3)
+    *_, non_finite = selector.new_call(3).run(selector.session.share(logits), [none] * 3, [1.0] * 3)
     assert np.isnan(non_finite).tolist() == [False, True, False]
 
 
@@ -65,6 +75,7 @@ def test_rows_that_are_not_finite_are_told(generator: Generator, value: float) -
         {"seed": 4, "temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2},
         {"top_k": 0, "seed": 4, "temperature": 3.0},
         {"top_k": 65, "seed": 4},
+        {"top_k": 64, "seed": 4, "temperature": 2.0},
     ],
 )
 def test_ids_are_those_picked_from_all_logits(generator: Generator, options: dict[str, Any]) -> None:

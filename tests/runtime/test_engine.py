@@ -10,23 +10,20 @@ import pytest
 import torch
 
 import ortgpt
-from ortgpt import ContextLengthError, NonFiniteLogitsError
+from ortgpt import ContextLengthError, GenerationOptions, NonFiniteLogitsError
 from ortgpt.bundle import open_bundle
 from ortgpt.cache import FixedCache, Lengths
 from ortgpt.call import Call, Logits
 from ortgpt.engine import Engine, Row
-from ortgpt.sampling import greedy
+from ortgpt.picker import Picker
 from ortgpt.session import open_session
 from ortgpt_models import GPT, load_gpt
 from support import greedy_ids
 
 
-def pick_greedy(logits: Logits, new_ids: Sequence[int]) -> int:
-    return greedy(logits)
-
-
 def make_row(prompt_ids: Sequence[int], max_new_tokens: int, eos: Sequence[int] = ()) -> Row:
-    return Row(prompt_ids=prompt_ids, max_new_tokens=max_new_tokens, eos_token_ids=frozenset(eos), pick=pick_greedy)
+    greedy = Picker(GenerationOptions().resolve(GenerationOptions()), prompt_ids, None)
+    return Row(prompt_ids=prompt_ids, max_new_tokens=max_new_tokens, eos_token_ids=frozenset(eos), pick=greedy)
 
 
 def run(engine: Engine, rows: list[Row]) -> list[list[int]]:

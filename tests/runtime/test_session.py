@@ -11,10 +11,10 @@ import onnxruntime
 import pytest
 
 import ortgpt
-from ortgpt import BundleError, DeviceError, OptionError
+from ortgpt import BundleError, DeviceError, OptionError, session
 from ortgpt.bundle import open_bundle
 from ortgpt.manifest import GraphSpec, Manifest
-from ortgpt.session import Device, _check_device, choose_graph, import_onnxruntime, open_session
+from ortgpt.session import Device, _check_device, choose_graph, import_onnxruntime, open_graph, open_session
 
 CPU = ["CPUExecutionProvider"]
 BOTH = ["CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -23,6 +23,7 @@ BOTH = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 @pytest.fixture
 def graphs(small_bundle: Path) -> dict[str, GraphSpec]:
     (cpu,) = open_bundle(small_bundle).manifest.graphs
+    assert cpu.cache is not None
     cuda = replace(cpu, target="cuda", file="cuda.onnx", cache=replace(cpu.cache, dtype="float16"))
     foreign = replace(cpu, flavour="portable", target="coreml", file="f.onnx", cache=replace(cpu.cache, kind="growing"))
     portable = replace(cpu, flavour="portable", cache=replace(cpu.cache, kind="growing"))
@@ -125,7 +126,7 @@ def test_a_session_that_fell_back_is_refused(small_bundle: Path, monkeypatch: py
 
     class Fallen:
         def __init__(self, *args: object, **keywords: object) -> None:
-            assert keywords["providers"] == [("CUDAExecutionProvider", {"device_id": 1})]
+            assert keywords == {"providers": [("CUDAExecutionProvider", {"device_id": 1})], "enable_fallback": 0}
             assert args[1].get_session_config_entry("session.disable_cpu_ep_fallback") == "1"  # type: ignore[attr-defined]
 
         def get_providers(self) -> list[str]:
@@ -150,9 +151,21 @@ def test_a_session_with_nodes_elsewhere_is_refused(small_bundle: Path) -> None:
             return session.get_provider_graph_assignment_info()
 
     with pytest.raises(DeviceError, match=r"asked for cuda:0, but ONNX Runtime runs .*GroupQueryAttention on CPU"):
-        _check_device(Pretending(), Device("cuda"))
+        _check_device(Pretending(), Device("cuda"), "hint")
     Pretending.get_provider_graph_assignment_info = lambda self: []  # type: ignore[method-assign]
-    _check_device(Pretending(), Device("cuda"))
+    with pytest.raises(DeviceError, match="runs nothing there; hint"):
+        _check_device(Pretending(), Device("cuda"), "hint")
+
+
+def test_a_provider_that_takes_no_node_is_an_error_of_the_device(
+    small_bundle: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As CUDA without its libraries: ONNX Runtime would give every node to the CPU. Azure's provider takes none."""
+    monkeypatch.setitem(session._PROVIDERS, "cuda", "AzureExecutionProvider")
+    bundle = open_bundle(small_bundle)
+    with pytest.raises(DeviceError, match=r"cannot open .*model\.onnx on cuda:0: .*; check the GPU driver and"):
+        open_graph(bundle, bundle.manifest.graphs[0], Device("cuda"))
+    assert capfd.readouterr().out == ""
 
 
 @pytest.mark.parametrize("threads", [0, -1, 257, 2**31, True, 1.0, "2"])
