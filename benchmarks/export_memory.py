@@ -13,10 +13,12 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1] / "tests"
 WRITE = """
-import sys; from pathlib import Path; from ortgpt_models import PRESETS; from support import write_checkpoint
-p = PRESETS[sys.argv[1]]
-write_checkpoint(Path(sys.argv[2]), vocab_size=p.vocab_size, n_positions=p.n_positions, n_embd=p.n_embd,
-                 n_layer=p.n_layer, n_head=p.n_head)
+import sys; from pathlib import Path; from transformers import GPT2Config, GPT2LMHeadModel
+from ortgpt_models import PRESETS; from support import write_small_tokenizer
+p = PRESETS[sys.argv[1]]; folder = Path(sys.argv[2])
+shape = dict(vocab_size=p.vocab_size, n_positions=p.n_positions, n_embd=p.n_embd, n_layer=p.n_layer, n_head=p.n_head)
+GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0)).save_pretrained(folder)
+write_small_tokenizer(folder)
 """
 EXPORT = """
 import resource, sys, time; from ortgpt_exporter import export_bundle

@@ -8,8 +8,9 @@ from ortgpt_exporter.errors import ExportError
 
 if TYPE_CHECKING:
     from ortgpt_exporter.bundle_writer import export_bundle
+    from ortgpt_exporter.quantized_bundle import Quantization, quantize_bundle
 
-__all__ = ["ExportError", "export_bundle"]
+__all__ = ["ExportError", "Quantization", "export_bundle", "quantize_bundle"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from ortgpt_exporter.bundle_writer import export_bundle
 
         return export_bundle
+    if name in ("Quantization", "quantize_bundle"):
+        from ortgpt_exporter import quantized_bundle
+
+        return getattr(quantized_bundle, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

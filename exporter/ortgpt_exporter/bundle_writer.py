@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
-import onnx_ir as ir
 
-from ortgpt.bundle import Bundle, ModelConfig, describe_files, is_bundle_name, open_bundle
+from ortgpt.bundle import Bundle, ModelConfig, describe_files, open_bundle
 from ortgpt.contract import (
     CACHE_KINDS,
     MINIMUM_ONNXRUNTIME,
@@ -29,35 +29,29 @@ from ortgpt.errors import OptionError
 from ortgpt.manifest import CacheSpec, Check, GraphSpec, Manifest, Precision
 from ortgpt.selector import open_selector
 from ortgpt.session import Device, open_graph
+from ortgpt_exporter.bundle_folder import check_target, save_graph
 from ortgpt_exporter.checkpoint import Checkpoint, load_checkpoint
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.export import cache_head_dim, export_graph, tensors_of
 from ortgpt_exporter.hub import DownloadProgress
 from ortgpt_exporter.optimize import optimize_graph
 from ortgpt_exporter.portable_files import portable_files
+from ortgpt_exporter.quantize import BITS
+from ortgpt_exporter.quantized_bundle import Quantization, check_quantization, quantize_bundle
 from ortgpt_exporter.select_graph import select_graph
+from ortgpt_exporter.steps import OnProgress, Progress, Steps
 from ortgpt_exporter.verify import TOLERANCES, check_names, verify, verify_selector
 from ortgpt_models import GPTConfig
-from ortgpt_models.folder import refuse_existing, write_folder
+from ortgpt_models.folder import write_folder
 
 # The types that each flavour can be written in for each device, the default first. A portable graph computes shapes
 # on the CPU, so it never runs whole on a GPU; other runtimes take such graphs there all the same.
 DTYPES = {
-    (Flavour.NATIVE, Target.CPU): (DType.FLOAT32, DType.FLOAT16),
+    (Flavour.NATIVE, Target.CPU): (DType.FLOAT32, DType.FLOAT16, *BITS),
     (Flavour.NATIVE, Target.CUDA): (DType.FLOAT16,),
     (Flavour.PORTABLE, Target.CPU): (DType.FLOAT32, DType.FLOAT16),
 }
 _logger = logging.getLogger("ortgpt_exporter")
-MAX_GRAPH_BYTES = 1_500_000_000  # of weights within the graph's own file; protobuf ends at 2 GiB
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What is being done now, and how many of the steps are done."""
-
-    activity: str
-    done: int
-    total: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,22 +93,40 @@ def export_bundle(
     revision: str | None = None,
     activation: str | None = None,
     external_data: bool = False,
+    quantization: Quantization | None = None,
     force: bool = False,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: OnProgress = lambda progress: None,
     on_note: Callable[[str], None] = _logger.warning,
 ) -> Bundle:
     """Export a checkpoint (see load_checkpoint) to the bundle folder `out` and return it opened.
 
-    `flavour` is "native" or "portable", `target` "cpu" or "cuda" (native only), `dtype` "float32" or "float16" (by
-    default what the target wants). Weights of more than 1.5 GB, or any with `external_data`, get a file of their own.
-    `tokenizer`, `adapter`, `revision` and `activation` are those of load_checkpoint(). The graph is compared with
-    PyTorch before anything appears at `out`. `force` replaces a bundle that is already there, and nothing else.
-    `on_note` gets facts about the checkpoint worth telling, a line each. Raises ModelError, ExportError, BundleError
-    (a damaged tokenizer), OptionError, FileExistsError or another OSError.
+    `flavour` is "native" or "portable", `target` "cpu" or "cuda" (native only), `dtype` "float32", "float16" (by
+    default what the target wants), "int8" or "int4"; these two go by way of a float32 bundle that does not stay, and
+    `quantization` says how (see quantize_bundle). Weights of more than 1.5 GB, or any with `external_data`, get a file
+    of their own. `tokenizer`, `adapter`, `revision` and `activation` are those of load_checkpoint(). The graph is
+    compared with PyTorch before anything appears at `out`. `force` replaces a bundle that is already there, and nothing
+    else. `on_note` gets facts about the checkpoint worth telling, a line each. Raises ModelError, ExportError,
+    BundleError (a damaged tokenizer), OptionError, FileExistsError or another OSError.
     """
     form = Form.make(flavour=flavour, target=target, dtype=dtype, external_data=external_data)
     out = Path(out)
-    _check_target(out, force=force)
+    check_target(out, force=force)
+    if form.dtype in BITS:
+        quantization = Quantization(dtype=form.dtype) if quantization is None else quantization
+        check_quantization(quantization)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+            whole = export_bundle(
+                checkpoint,
+                Path(folder) / "float32",
+                tokenizer=tokenizer,
+                adapter=adapter,
+                revision=revision,
+                activation=activation,
+                on_progress=on_progress,
+                on_note=on_note,
+            )
+            return quantize_bundle(whole.path, out, quantization, force=force, on_progress=on_progress)
     on_progress(Progress("loading the checkpoint", 0, 1))
     loaded = load_checkpoint(
         checkpoint,
@@ -126,7 +138,7 @@ def export_bundle(
     )
     for note in loaded.notes:
         on_note(note)
-    steps = _Steps(on_progress, len(check_names(loaded.gpt.config.n_positions)))
+    steps = Steps(on_progress, 6 + len(check_names(loaded.gpt.config.n_positions)), begun=1)  # it is loaded
     with write_folder(out, replace=force) as folder:
         manifest = _write(loaded, form, folder, steps)
         checks = _verify(folder, manifest, loaded, steps)
@@ -143,10 +155,10 @@ def _downloading(download: DownloadProgress) -> Progress:
     return Progress(f"downloading {download.repo_id}, {total / 1e6:,.1f} MB", done, max(total, 1))
 
 
-def _write(loaded: Checkpoint, form: Form, folder: Path, steps: _Steps) -> Manifest:
+def _write(loaded: Checkpoint, form: Form, folder: Path, steps: Steps) -> Manifest:
     """Write every file but the manifest; return the manifest without its verification."""
     config = loaded.gpt.config
-    _write_graph(loaded, form, folder / File.MODEL, steps)
+    _write_graph(loaded, form, folder, steps)
     texts = {
         File.CONFIG: json.dumps(config.to_dict(), indent=2) + "\n",
         File.GENERATION_CONFIG: json.dumps(loaded.generation_config, indent=2) + "\n",
@@ -198,20 +210,17 @@ def _selector(config: GPTConfig, form: Form, allowed_vocab_size: int) -> GraphSp
     )
 
 
-def _write_graph(loaded: Checkpoint, form: Form, path: Path, steps: _Steps) -> None:
+def _write_graph(loaded: Checkpoint, form: Form, folder: Path, steps: Steps) -> None:
     """Write the graph, its weights beside it where they are large or that is asked for."""
     steps.next("exporting the graph")
     model = export_graph(loaded.gpt, form.flavour, form.dtype)
     steps.next("optimising the graph")
     optimize_graph(model, loaded.gpt.config, form.flavour)
     steps.next("writing the weights")
-    size_bytes = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
-    apart = form.external_data or size_bytes > MAX_GRAPH_BYTES
-    ir.save(model, path, external_data=File.MODEL_DATA if apart else None)
-    onnx.checker.check_model(path)
+    save_graph(model, folder, external_data=form.external_data)
 
 
-def _verify(folder: Path, manifest: Manifest, loaded: Checkpoint, steps: _Steps) -> tuple[Check, ...]:
+def _verify(folder: Path, manifest: Manifest, loaded: Checkpoint, steps: Steps) -> tuple[Check, ...]:
     """Open what was written as the runtime will, and compare it with PyTorch. Raises ExportError where they differ.
 
     A graph for a GPU is opened on the CPU, whose kernels compute the same operators.
@@ -234,34 +243,3 @@ def _verify(folder: Path, manifest: Manifest, loaded: Checkpoint, steps: _Steps)
     if failed:
         raise ExportError("the exported graph does not compute what PyTorch does: " + "; ".join(failed))
     return checks
-
-
-def _check_target(out: Path, *, force: bool) -> None:
-    """Raise FileExistsError unless `out` is free, or is a bundle and nothing more, which `force` may replace."""
-    refuse_existing(out, replace=force)
-    if not out.exists():
-        return
-    names = {path.name for path in out.iterdir()}
-    if File.MANIFEST not in names:
-        raise FileExistsError(
-            f"{out} is no bundle (it has no {File.MANIFEST}), so it is not replaced; choose another name"
-        )
-    foreign = sorted(name for name in names if not is_bundle_name(name))
-    if foreign:
-        raise FileExistsError(f"{out} also holds {', '.join(foreign)}, which would be lost; move it elsewhere first")
-
-
-class _Steps:
-    """Counts the steps of an export as they begin; loading, already done, is the first of them."""
-
-    def __init__(self, on_progress: Callable[[Progress], None], checks: int) -> None:
-        self._on_progress = on_progress
-        self._begun = 1
-        self._total = 6 + checks
-
-    def next(self, activity: str) -> None:
-        self._on_progress(Progress(activity, self._begun, self._total))
-        self._begun += 1
-
-    def finish(self) -> None:
-        self._on_progress(Progress("done", self._total, self._total))

@@ -10,13 +10,49 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ortgpt.bundle import Bundle
+from ortgpt.cli import evidence_lines
+from ortgpt.errors import OptionError
 from ortgpt.manifest import Check
 
 if TYPE_CHECKING:
-    from ortgpt_exporter.bundle_writer import Progress as ExportProgress
+    from ortgpt_exporter.steps import Progress as ExportProgress
     from ortgpt_models.train import Progress as TrainProgress
 
+_QUANTIZATION = ("method", "block_size", "head_dtype", "eval_text", "max_perplexity_ratio", "max_kl")
 _EXTRA_MODULES = ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "tokenizers", "huggingface_hub", "httpx2")
+
+
+def _quantization_options(command: Any) -> Any:
+    """Add the options of quantisation, which export and quantize share."""
+    options = (
+        click.option(
+            "--method",
+            type=click.Choice(["scale-search", "rtn", "k-quant", "hqq"]),
+            help="How weights are rounded. [default: scale-search]",
+        ),
+        click.option("--block-size", type=int, help="Weights that share a scale: 128, 64, 32 or 16. [default: 128]"),
+        click.option(
+            "--head-dtype",
+            type=click.Choice(["int8", "int4"]),
+            help="Precision of embedding and head. [default: as the rest, in int4 with blocks of 32]",
+        ),
+        click.option(
+            "--eval",
+            "eval_text",
+            type=click.Path(path_type=Path),
+            help="Measure on this text. [default: 2,048 tokens drawn from the float32 model]",
+        ),
+        click.option(
+            "--max-perplexity-ratio",
+            type=float,
+            help="Write nothing above this ratio to float32. [default: int8 1.01, int4 1.05]",
+        ),
+        click.option("--max-kl", type=float, help="Write nothing above this mean KL divergence, in nats."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 @click.command()
@@ -24,8 +60,9 @@ _EXTRA_MODULES = ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "toke
 @click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The bundle folder to write.")
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "float16"]),
-    help="Precision of weights, activations and cache. [default: float32 for cpu, float16 for cuda]",
+    type=click.Choice(["float32", "float16", "int8", "int4"]),
+    help="float32 or float16: of weights, activations and cache; int8 or int4: of weights. [default: float32 for cpu, "
+    "float16 for cuda]",
 )
 @click.option(
     "--flavour",
@@ -51,6 +88,7 @@ _EXTRA_MODULES = ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "toke
     help="Of a nanoGPT file, which does not state it: gelu, or gelu_new where it was trained before mid-2023.",
 )
 @click.option("--external-data", is_flag=True, help="Put the weights into a file of their own, even if they are small.")
+@_quantization_options
 @click.option("--force", is_flag=True, help="Replace the bundle that is already there, once the new one is whole.")
 def export(checkpoint: str, out: Path, force: bool, **form: Any) -> None:
     """Export CHECKPOINT to a bundle and prove it against PyTorch.
@@ -61,22 +99,64 @@ def export(checkpoint: str, out: Path, force: bool, **form: Any) -> None:
     with one_line_errors():
         from ortgpt_exporter.bundle_writer import export_bundle
 
+        asked = {name: form.pop(name) for name in _QUANTIZATION}
         notes: list[str] = []
         with _bar("export") as bar:
-
-            def show(progress: ExportProgress) -> None:
-                bar.length = progress.total
-                bar.label = progress.activity
-                bar.update(progress.done - bar.pos)
-
-            bundle = export_bundle(checkpoint, out, force=force, on_progress=show, on_note=notes.append, **form)
+            bundle = export_bundle(
+                checkpoint, out, quantization=_quantization(form["dtype"], asked), force=force,
+                on_progress=lambda progress: _show(bar, progress), on_note=notes.append, **form,
+            )  # fmt: skip
     for note in notes:
         click.echo(f"Note: {note}", err=True)
-    click.echo(format_checks(bundle.manifest.verification), err=True)
-    size = sum(entry.size for entry in bundle.manifest.files.values())
-    click.echo(
-        f"{out}  {size / 1e6:.1f} MB  {bundle.manifest.precision.dtype}  {bundle.config.n_layer} layers", err=True
-    )
+    _tell(bundle, out)
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The bundle folder to write.")
+@click.option("--dtype", type=click.Choice(["int8", "int4"]), required=True, help="Precision of the weights.")
+@_quantization_options
+@click.option("--force", is_flag=True, help="Replace the bundle that is already there, once the new one is whole.")
+def quantize(bundle: Path, out: Path, dtype: str, force: bool, **asked: Any) -> None:
+    """Quantise the native float32 BUNDLE, and measure what it costs; a bundle that fails its gate is not written."""
+    with one_line_errors():
+        from ortgpt_exporter.quantized_bundle import Quantization, quantize_bundle
+
+        with _bar("quantize") as bar:
+            made = quantize_bundle(
+                bundle, out, Quantization(dtype=dtype, **asked), force=force,
+                on_progress=lambda progress: _show(bar, progress),
+            )  # fmt: skip
+    _tell(made, out)
+
+
+def _quantization(dtype: str | None, asked: dict[str, Any]) -> Any:
+    """Return the quantisation that export is to do, if any. Raises OptionError for its options without it."""
+    from ortgpt_exporter.quantized_bundle import Quantization
+
+    if dtype in ("int8", "int4"):
+        return Quantization(dtype=dtype, **asked)
+    given = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None]
+    if given:
+        raise OptionError(f"{', '.join(given)} would have no effect (accepted with --dtype int8 or int4)")
+    return None
+
+
+def _show(bar: Any, progress: ExportProgress) -> None:
+    bar.length = progress.total
+    bar.label = progress.activity
+    bar.update(progress.done - bar.pos)
+
+
+def _tell(bundle: Bundle, out: Path) -> None:
+    """Write what was proven of a new bundle, and its size."""
+    manifest = bundle.manifest
+    if manifest.verification:
+        click.echo(format_checks(manifest.verification), err=True)
+    if manifest.evidence is not None:
+        click.echo("\n".join(evidence_lines(manifest.evidence)), err=True)
+    size = sum(entry.size for entry in manifest.files.values())
+    click.echo(f"{out}  {size / 1e6:.1f} MB  {manifest.precision.dtype}  {bundle.config.n_layer} layers", err=True)
 
 
 @click.command()

@@ -10,9 +10,16 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
-from onnxscript.optimizer import optimize_ir
-from onnxscript.rewriter import RewriteRuleSet, pattern
+from onnx_ir.passes.common import (
+    ClearMetadataAndDocStringPass,
+    CommonSubexpressionEliminationPass,
+    DeduplicateInitializersPass,
+    LiftConstantsToInitializersPass,
+    NameFixPass,
+    RemoveUnusedNodesPass,
+)
+from onnxscript.optimizer import fold_constants
+from onnxscript.rewriter import RewriteRuleSet, pattern, rewrite
 from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_layer_normalization
 
 from ortgpt.contract import Flavour
@@ -20,18 +27,38 @@ from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.graphs import MICROSOFT
 from ortgpt_models import GPTConfig
 
+_MOST_CONSTANT = 8  # numbers; shapes and axes are no longer, no weight is shorter
+
 
 def optimize_graph(model: ir.Model, config: GPTConfig, flavour: str) -> None:
     """Rewrite in place, drop the exporter's notes on where in the source a node came from, declare the lowest versions.
 
     Raises ExportError when a fusion matched fewer or more places than the network has.
     """
-    optimize_ir(model)  # constants folded, identities gone
+    _simplify(model)
     if flavour == Flavour.NATIVE:
         _fuse(model, config)
     RemoveUnusedNodesPass()(model)
     ClearMetadataAndDocStringPass()(model)
     _lower_versions(model)
+
+
+def _simplify(model: ir.Model) -> None:
+    """Fold constants, drop identities and what nothing uses, compute nothing twice.
+
+    As onnxscript's optimize_ir, but weights that happen to be equal, biases of a new model say, stay apart: whoever
+    changes one by its name must find it.
+    """
+    for _ in range(2):  # a rewrite may leave more to fold
+        fold_constants(model, onnx_shape_inference=True)
+        rewrite(model)
+    ir.passes.Sequential(
+        RemoveUnusedNodesPass(),
+        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        DeduplicateInitializersPass(size_limit=_MOST_CONSTANT),
+        CommonSubexpressionEliminationPass(),
+        NameFixPass(),
+    )(model)
 
 
 def _fuse(model: ir.Model, config: GPTConfig) -> None:

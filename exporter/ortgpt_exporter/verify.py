@@ -105,15 +105,15 @@ def _compare(name: str, pairs: Iterator[tuple[Logits, Logits]], relative_toleran
     return Check(
         name=name,
         positions=len(certain),
-        max_abs_diff=_rounded(max_abs_diff),
-        max_abs_logit=_rounded(max_abs_logit),
-        tolerance=_rounded(relative_tolerance * max(1.0, max_abs_logit)),
+        max_abs_diff=rounded(max_abs_diff),
+        max_abs_logit=rounded(max_abs_logit),
+        tolerance=rounded(relative_tolerance * max(1.0, max_abs_logit)),
         argmax_compared=int(certain.sum()),
         argmax_differing=int((certain & ~np.concatenate(winners)).sum()),
     )
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
     """Return six significant digits: enough to read, and few enough that the manifest's hash sees each of them."""
     return float(f"{value:.6g}")
 

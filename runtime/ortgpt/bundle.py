@@ -11,7 +11,7 @@ from typing import Any
 
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, BundleNotFoundError
-from ortgpt.manifest import Check, FileEntry, GraphSpec, Manifest, Precision, Source, sealed_text
+from ortgpt.manifest import Check, Evidence, FileEntry, GraphSpec, Manifest, Precision, Source, sealed_text
 from ortgpt.strict_json import read_json_object
 
 _OWN_NAMES = frozenset(value for name, value in vars(File).items() if name.isupper())
@@ -70,6 +70,7 @@ class BundleInfo:
     size_bytes: int
     file_sizes_bytes: Mapping[str, int]
     verification: tuple[Check, ...]
+    evidence: Evidence | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,7 @@ class Bundle:
             size_bytes=sum(entry.size for entry in manifest.files.values()),
             file_sizes_bytes={name: entry.size for name, entry in manifest.files.items()},
             verification=manifest.verification,
+            evidence=manifest.evidence,
         )
 
     def verify_hashes(self) -> None:

@@ -18,7 +18,7 @@ from ortgpt import __version__
 from ortgpt.bundle import open_bundle, seal_bundle
 from ortgpt.errors import OptionError, OrtGptError
 from ortgpt.generator import Completion, Generator, load
-from ortgpt.manifest import describe_graph
+from ortgpt.manifest import Evidence, describe_graph
 
 _COMMANDS_GROUP = "ortgpt.commands"
 
@@ -130,7 +130,7 @@ def info(bundle: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(record)))
         return
-    promise = ", ".join(f"{key} {value}" for key, value in record.precision.promise.items())
+    promise = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in record.precision.promise.items())
     lines = {
         "bundle": record.path,
         "model": f"{record.n_layer} layers, {record.n_head} heads, context {record.n_positions:,}, "
@@ -151,6 +151,36 @@ def info(bundle: Path, as_json: bool) -> None:
     width = max(map(len, lines)) + 2
     for name, value in lines.items():
         click.echo(f"{name:<{width}}{value}")
+    if record.evidence is not None:
+        click.echo("\n".join(evidence_lines(record.evidence)))
+
+
+def evidence_lines(evidence: Evidence) -> list[str]:
+    """Return the measurements of a quantised bundle as a table."""
+    found, base = evidence, "float32"
+    rows = [
+        (f"on {found.tokens:,} tokens, {found.text}", "this", base, ""),
+        ("perplexity", f"{found.perplexity:.3f}", f"{found.baseline_perplexity:.3f}", f"{found.perplexity_ratio:.4f}x"),
+        ("bits per byte", f"{found.bits_per_byte:.4f}", f"{found.baseline_bits_per_byte:.4f}", ""),
+        ("KL divergence, nats", f"{found.kl:.5f}", "", ""),
+        ("same best token", f"{100 * found.top1:.1f}%", "", ""),
+        ("same five best", f"{100 * found.top5:.1f}%", "", ""),
+        ("bytes per parameter", f"{found.bytes_per_parameter:.3f}", "4.000", ""),
+        *(
+            (f"{what}, tokens/s", f"{this:,.0f}", f"{other:,.0f}", f"{this / other:.2f}x")
+            for what, this, other in (
+                ("prefill", found.prefill_tokens_per_s, found.baseline_prefill_tokens_per_s),
+                ("decode", found.decode_tokens_per_s, found.baseline_decode_tokens_per_s),
+            )
+        ),
+    ]
+    matrices = ", ".join(f"{count} in {kind}" for kind, count in found.matrices.items())
+    left = "; ".join(f"{name}: {why}" for name, why in found.left_out.items()) or "none"
+    return [
+        *(f"{what:<48}{this:>10}{other:>10}{ratio:>10}".rstrip() for what, this, other, ratio in rows),
+        f"matrices: {matrices}; left out: {left}",
+        f"measured with {found.threads} threads, CPU with {' '.join(found.cpu_features) or 'unknown features'}",
+    ]
 
 
 @main.command()

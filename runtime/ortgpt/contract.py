@@ -6,7 +6,7 @@ The only module in which these strings stand. It holds names, no behaviour beyon
 from __future__ import annotations
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 0
+FORMAT_MINOR = 1  # 1: evidence, and graphs without a cache
 MINIMUM_ONNXRUNTIME = "1.23.2"
 
 
@@ -77,6 +77,8 @@ class Axis:
 class DType:
     FLOAT32 = "float32"
     FLOAT16 = "float16"
+    INT8 = "int8"  # of weights
+    INT4 = "int4"  # of weights
     INT32 = "int32"
     INT64 = "int64"
 
@@ -173,6 +175,10 @@ class Key:
     PARAMETERS = "parameters"
     PROMISE = "promise"
     RELATIVE_LOGIT_BOUND = "relative_logit_bound"  # in units of the largest logit
+    LOGIT_BOUND = "logit_bound"
+    BATCH_FLIPS = "batch_flips_per_1000_tokens"
+    PIECE_FLIPS = "piece_flips_per_1000_tokens"
+    STEP_FLIPS = "step_flips_per_1000_tokens"
     SOURCE = "source"
     ID = "id"
     REVISION = "revision"
@@ -183,6 +189,7 @@ class Key:
     FILES = "files"
     SIZE = "size"
     VERIFICATION = "verification"
+    EVIDENCE = "evidence"
     NAME = "name"
     POSITIONS = "positions"
     MAX_ABS_DIFF = "max_abs_diff"

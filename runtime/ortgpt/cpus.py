@@ -1,4 +1,4 @@
-"""How many CPUs this process may use: the affinity mask and the quota of its control group. Knows nothing else."""
+"""How many CPUs this process may use, by affinity mask and control group, and what they can do. Knows nothing else."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+_FEATURES = (
+    "avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd", "asimddp", "i8mm", "sve",
+)  # fmt: skip
 
 
 def allowed_cpus(root: Path = Path("/")) -> int:
@@ -19,6 +23,16 @@ def allowed_cpus(root: Path = Path("/")) -> int:
     except AttributeError:  # macOS and Windows have no affinity mask
         cpus = os.cpu_count() or 1
     return max(1, min([cpus, *(math.ceil(quota) for quota in _cgroup_quotas(root))]))
+
+
+def cpu_features(root: Path = Path("/")) -> tuple[str, ...]:
+    """Return which of the instruction sets that matter here the CPU has, in Linux's names; none where it is unknown."""
+    try:
+        text = (root / "proc/cpuinfo").read_text()
+    except OSError:
+        return ()
+    words = set(text.split())
+    return tuple(name for name in _FEATURES if name in words)
 
 
 def _cgroup_quotas(root: Path) -> Iterator[float]:

@@ -163,13 +163,17 @@ class Generator:
         """
         if isinstance(text, str):
             text_bytes = text.encode("utf-8", errors="surrogatepass")
-            return score_ids(self.engine, self._start_id(), self.tokenizer.encode(text), len(text_bytes))
+            return score_ids(self.engine, self.start_id, self.tokenizer.encode(text), len(text_bytes))
         ids = self._prompt_ids(text)
         size_bytes = sum(len(self.tokenizer.token_bytes(token_id)) for token_id in ids)
-        return score_ids(self.engine, self._start_id(), ids, size_bytes)
+        return score_ids(self.engine, self.start_id, ids, size_bytes)
 
-    def _start_id(self) -> int:
-        """Return the id that stands before all text: end-of-text, which GPT-2 uses as its beginning too."""
+    @property
+    def start_id(self) -> int:
+        """The id that stands before all text: end-of-text, which GPT-2 uses as its beginning too.
+
+        Raises PromptError for a model that has none.
+        """
         bos = self.bundle.config.bos_token_id
         if bos is not None:
             return bos
@@ -208,7 +212,7 @@ class _Call:
         seeds = resolved.seeds_for(len(prompts))
         self.rows: list[Row] = []
         for prompt, seed in zip(prompts, seeds, strict=True):
-            prompt_ids = generator._prompt_ids(prompt) or [generator._start_id()]
+            prompt_ids = generator._prompt_ids(prompt) or [generator.start_id]
             row = Row(
                 prompt_ids=prompt_ids,
                 max_new_tokens=resolved.new_tokens_for(len(prompt_ids), n_positions),

@@ -9,13 +9,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ortgpt.contract import FORMAT_MAJOR, FORMAT_MINOR, Key, Norm, Task, TokenizerKind
 from ortgpt.errors import BundleError
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+from ortgpt.json_reader import JsonReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +87,38 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """How a quantised bundle compares with the float32 one it was made of, over `tokens` of `text`.
+
+    `kl` is KL(float32 ‖ quantised) in nats, a mean over tokens; `top1` and `top5` are fractions of agreement; speeds
+    are tokens per second on a machine with these `cpu_features` and `threads`.
+    """
+
+    text: str
+    tokens: int
+    perplexity: float
+    baseline_perplexity: float
+    bits_per_byte: float
+    baseline_bits_per_byte: float
+    kl: float
+    top1: float
+    top5: float
+    bytes_per_parameter: float
+    prefill_tokens_per_s: float
+    baseline_prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    baseline_decode_tokens_per_s: float
+    threads: int
+    cpu_features: tuple[str, ...]
+    matrices: Mapping[str, int]
+    left_out: Mapping[str, str]
+
+    @property
+    def perplexity_ratio(self) -> float:
+        return self.perplexity / self.baseline_perplexity
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Everything that ortgpt.json says. `masked_tokens` counts model rows beyond the tokenizer's vocabulary."""
 
@@ -101,6 +132,7 @@ class Manifest:
     norm: str = Norm.PRE
     tokenizer: str = TokenizerKind.BYTE_LEVEL_BPE
     verification: tuple[Check, ...] = ()
+    evidence: Evidence | None = None
     major: int = FORMAT_MAJOR
     minor: int = FORMAT_MINOR
 
@@ -131,6 +163,7 @@ class Manifest:
             Key.MASKED_TOKENS: self.masked_tokens,
             Key.FILES: {},
             Key.VERIFICATION: [_check_values(check) for check in self.verification],
+            Key.EVIDENCE: None if self.evidence is None else asdict(self.evidence),
         }
 
     @classmethod
@@ -140,7 +173,7 @@ class Manifest:
         A newer major format is refused; unknown keys, which a newer minor may add, are ignored. Raises BundleError
         naming every fault.
         """
-        reader = _Reader(values)
+        reader = JsonReader(values)
         major = reader.integer(Key.FORMAT, Key.MAJOR)
         if major != FORMAT_MAJOR and not reader.faults:
             raise BundleError(
@@ -172,7 +205,8 @@ class Manifest:
                 name: FileEntry(size=entry.integer(Key.SIZE), sha256=entry.sha256(Key.SHA256))
                 for name, entry in reader.named_readers(Key.FILES)
             },
-            verification=tuple(_read_check(item) for item in reader.readers(Key.VERIFICATION)),
+            verification=tuple(_read_check(item) for item in reader.readers(Key.VERIFICATION, least=0)),
+            evidence=_read_evidence(reader),
         )
         if not re.fullmatch(r"\d+(\.\d+)*", manifest.minimum_onnxruntime):
             reader.fault(Key.MINIMUM_ONNXRUNTIME, manifest.minimum_onnxruntime, "a version like 1.23.0")
@@ -208,6 +242,17 @@ def _graph_values(graph: GraphSpec) -> dict[str, Any]:
     }
 
 
+def _read_evidence(reader: JsonReader) -> Evidence | None:
+    """Read the evidence, whose keys are the fields of its dataclass; a manifest of minor format 0 has none."""
+    if reader.values.get(Key.EVIDENCE) is None:
+        return None
+    readers = {"int": reader.integer, "float": reader.number, "str": reader.text, "tuple[str, ...]": reader.texts}
+    values = {
+        item.name: readers.get(str(item.type), reader.mapping)(Key.EVIDENCE, item.name) for item in fields(Evidence)
+    }
+    return Evidence(**values)  # type: ignore[arg-type]  # each reader returns what its field's type says
+
+
 def describe_graph(graph: GraphSpec) -> str:
     """Return what a graph is in a few words."""
     cache = "no cache" if graph.cache is None else f"{graph.cache.kind} {graph.cache.dtype} cache"
@@ -218,7 +263,7 @@ def _cache_values(cache: CacheSpec) -> dict[str, Any]:
     return {Key.KIND: cache.kind, Key.DTYPE: cache.dtype, Key.HEAD_DIM: cache.head_dim}
 
 
-def _read_cache(reader: _Reader) -> CacheSpec | None:
+def _read_cache(reader: JsonReader) -> CacheSpec | None:
     if isinstance(reader.values, Mapping) and Key.CACHE in reader.values and reader.values[Key.CACHE] is None:
         return None
     return CacheSpec(
@@ -228,7 +273,7 @@ def _read_cache(reader: _Reader) -> CacheSpec | None:
     )
 
 
-def _read_graph(reader: _Reader) -> GraphSpec:
+def _read_graph(reader: JsonReader) -> GraphSpec:
     # Any words are taken here: a bundle may hold a graph for another runtime. `session` chooses among those it knows.
     return GraphSpec(
         role=reader.text(Key.ROLE),
@@ -253,7 +298,7 @@ def _check_values(check: Check) -> dict[str, Any]:
     }
 
 
-def _read_check(reader: _Reader) -> Check:
+def _read_check(reader: JsonReader) -> Check:
     return Check(
         name=reader.text(Key.NAME),
         positions=reader.integer(Key.POSITIONS),
@@ -263,75 +308,3 @@ def _read_check(reader: _Reader) -> Check:
         argmax_compared=reader.integer(Key.ARGMAX_COMPARED),
         argmax_differing=reader.integer(Key.ARGMAX_DIFFERING),
     )
-
-
-class _Reader:
-    """Typed access to nested JSON values; what does not fit is noted in `faults` and replaced by a neutral value."""
-
-    def __init__(self, values: Any, prefix: str = "", faults: list[str] | None = None) -> None:
-        self.values = values
-        self.prefix = prefix
-        self.faults: list[str] = [] if faults is None else faults
-
-    def fault(self, key: str, value: object, accepted: str) -> None:
-        shown = repr(value)
-        self.faults.append(
-            f"{self.prefix}{key} = {shown if len(shown) <= 80 else shown[:77] + '...'} (accepted: {accepted})"
-        )
-
-    def _get(self, kind: type | tuple[type, ...], accepted: str, neutral: Any, *keys: str) -> Any:
-        value = self.values
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if not isinstance(value, kind) or isinstance(value, bool):
-            self.fault(".".join(keys), value, accepted)
-            return neutral
-        return value
-
-    def text(self, *keys: str) -> str:
-        return str(self._get(str, "a string", "", *keys))
-
-    def optional_text(self, *keys: str) -> str | None:
-        value = self._get((str, type(None)), "a string or null", None, *keys)
-        return None if value is None else str(value)
-
-    def integer(self, *keys: str) -> int:
-        value = int(self._get(int, "an integer of 0 or more", 0, *keys))
-        if value < 0:
-            self.fault(".".join(keys), value, "an integer of 0 or more")
-        return value
-
-    def number(self, *keys: str) -> float:
-        return float(self._get((int, float), "a number", 0.0, *keys))
-
-    def choice(self, accepted: tuple[str, ...], *keys: str) -> str:
-        value = self.text(*keys)
-        if value and value not in accepted:
-            self.fault(".".join(keys), value, ", ".join(accepted))
-        return value
-
-    def sha256(self, *keys: str) -> str:
-        value = self.text(*keys)
-        if value and not _SHA256.fullmatch(value):
-            self.fault(".".join(keys), value, "64 hexadecimal digits")
-        return value
-
-    def mapping(self, *keys: str) -> Mapping[str, Any]:
-        return dict(self._get(Mapping, "an object", {}, *keys))
-
-    def texts(self, *keys: str) -> tuple[str, ...]:
-        values = self._get(list, "a list of strings", [], *keys)
-        if not all(isinstance(value, str) for value in values):
-            self.fault(".".join(keys), values, "a list of strings")
-            return ()
-        return tuple(values)
-
-    def readers(self, key: str) -> list[_Reader]:
-        values = self._get(list, "a list with at least one object", [], key)
-        if values == [] and isinstance(self.values.get(key), list):
-            self.fault(key, values, "a list with at least one object")
-        return [_Reader(value, f"{self.prefix}{key}[{index}].", self.faults) for index, value in enumerate(values)]
-
-    def named_readers(self, key: str) -> list[tuple[str, _Reader]]:
-        values = self._get(Mapping, "an object", {}, key)
-        return [(name, _Reader(value, f"{self.prefix}{key}[{name!r}].", self.faults)) for name, value in values.items()]

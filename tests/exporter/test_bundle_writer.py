@@ -15,9 +15,9 @@ import pytest
 import ortgpt
 from ortgpt import OptionError
 from ortgpt.bundle import open_bundle
-from ortgpt_exporter import ExportError, bundle_writer, export_bundle
-from ortgpt_exporter.bundle_writer import Progress
+from ortgpt_exporter import ExportError, bundle_folder, bundle_writer, export_bundle
 from ortgpt_exporter.export import export_graph
+from ortgpt_exporter.steps import Progress
 from ortgpt_exporter.verify import check_names
 from ortgpt_models import GPT, PRESETS, ModelError, load_gpt
 from support import greedy_ids, random_model, write_checkpoint
@@ -175,7 +175,7 @@ def test_large_weights_get_a_file_of_their_own(
     small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = 4 * sum(parameter.numel() for parameter in load_gpt(small_checkpoint).parameters())
-    monkeypatch.setattr(bundle_writer, "MAX_GRAPH_BYTES", weights // 2)
+    monkeypatch.setattr(bundle_folder, "MAX_GRAPH_BYTES", weights // 2)
     bundle = export_bundle(small_checkpoint, tmp_path / "out")
     assert weights <= (bundle.path / "model.onnx.data").stat().st_size <= 1.2 * weights
     assert (bundle.path / "model.onnx").stat().st_size < 50_000

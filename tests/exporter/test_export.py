@@ -182,6 +182,14 @@ def test_initializers_are_the_checkpoints_tensors_once(tmp_path: Path) -> None:
     )
 
 
+def test_weights_that_happen_to_be_equal_stay_apart() -> None:
+    """All gains are 1 and all biases 0 in a new network; whoever quantises must find each by its name."""
+    gpt = GPT(BASE).eval()
+    model = export_graph(gpt, "native", "float32")
+    optimize_graph(model, BASE, "native")
+    assert gpt.state_dict().keys() <= model.graph.initializers.keys()
+
+
 def test_an_operator_of_a_later_opset_raises_the_version() -> None:
     _, model = export(replace(BASE, activation_function="gelu"))  # Gelu came with opset 20
     assert (model.opset_imports[""], model.ir_version) == (20, 9)

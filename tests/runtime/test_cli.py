@@ -111,6 +111,18 @@ def test_seal(small_bundle: Path, tmp_path: Path) -> None:
         (["export", "nowhere", "-o", "out"], 1, ["nowhere does not exist", "austen"]),
         (["export", "austen", "-o", "BUNDLE"], 1, ["already exists"]),
         (["export", "austen", "-o", "out", "--dtype", "int3"], 2, ["int3"]),
+        (
+            ["export", "austen", "-o", "out", "--flavour", "portable", "--dtype", "int8"],
+            2,
+            ["dtype = 'int8'", "portable"],
+        ),
+        (["export", "austen", "-o", "out", "--method", "rtn"], 2, ["--method would have no effect", "int8"]),
+        (["export", "austen", "-o", "out", "--revision", "v1"], 1, ["revision = 'v1'", "leave it out"]),
+        (["export", "owner/", "-o", "out"], 1, ["owner/ does not exist", "hub id"]),
+        (["quantize", "BUNDLE", "-o", "out"], 2, ["Missing option '--dtype'"]),
+        (["quantize", "BUNDLE", "-o", "out", "--dtype", "int8", "--block-size", "24"], 1, ["block_size = 24"]),
+        (["quantize", "BUNDLE", "-o", "out", "--dtype", "int8", "--max-kl", "-1"], 2, ["max_kl = -1.0"]),
+        (["quantize", "nowhere", "-o", "out", "--dtype", "int8"], 1, ["nowhere does not exist"]),
         (["train", "nowhere.txt", "-o", "out"], 1, ["nowhere.txt"]),
         (["train", "nowhere.txt", "-o", "out", "--n-embd", "7"], 1, ["n_embd = 7"]),
         (["frobnicate"], 2, ["frobnicate"]),
@@ -134,16 +146,16 @@ def test_help_lists_every_command_without_loading_torch() -> None:
     code = (
         "import sys; from ortgpt.cli import main\ntry: main(sys.argv[1:])\nfinally: assert 'torch' not in sys.modules"
     )
-    for args in (["--help"], ["export", "--help"], ["train", "--help"]):
+    for args in (["--help"], ["export", "--help"], ["quantize", "--help"], ["train", "--help"]):
         done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     done = subprocess.run([sys.executable, "-m", "ortgpt", "--help"], capture_output=True, text=True, check=True)
-    for command in ("export", "generate", "info", "score", "seal", "train"):
+    for command in ("export", "generate", "info", "quantize", "score", "seal", "train"):
         assert f"\n  {command} " in done.stdout
 
 
 def test_without_the_export_extra_the_pip_command_is_named() -> None:
-    for module in ("torch", "onnx_ir", "safetensors", "tokenizers"):
+    for module in ("torch", "onnx_ir", "safetensors", "tokenizers", "huggingface_hub"):
         code = f"import sys; sys.modules[{module!r}] = None\nfrom ortgpt.cli import main; main(sys.argv[1:])"
         args = ["train", "x.txt", "-o", "y"] if module == "tokenizers" else ["export", "austen", "-o", "y"]
         done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
@@ -182,3 +194,45 @@ def test_text_that_the_terminal_cannot_show_is_no_error(small_bundle: Path) -> N
             )  # fmt: skip
             if args[-3:] == ["--echo", "--max-new-tokens", "2"]:
                 assert done.stdout.startswith("日本 👩".encode())
+
+
+def test_quantize_tells_what_it_measured_and_info_shows_it(small_checkpoint: Path, tmp_path: Path) -> None:
+    """A quantised bundle by both commands; a nanoGPT file and an adapter reach the exporter by their options."""
+    (tmp_path / "text.txt").write_text("It is a truth universally acknowledged. " * 9, encoding="utf-8")
+    given = ("--dtype", "int8", "--eval", tmp_path / "text.txt", "--block-size", "16", "--max-perplexity-ratio", "1.5")
+    one = run("export", small_checkpoint, "-o", tmp_path / "one", *given)
+    assert one.exit_code == 0, one.stderr
+    float32 = run("export", small_checkpoint, "-o", tmp_path / "float32")
+    assert float32.exit_code == 0, float32.stderr
+    two = run("quantize", tmp_path / "float32", "-o", tmp_path / "two", *given)
+    assert two.exit_code == 0, two.stderr
+    for result in (one, two):
+        assert result.stdout == ""
+        for part in (
+            "text.txt",
+            "perplexity",
+            "KL divergence",
+            "matrices: 10 in int8; left out: none",
+            "int8  2 layers",
+        ):
+            assert part in result.stderr
+    shown = run("info", tmp_path / "two").stdout
+    assert "KL divergence, nats" in shown
+    values = json.loads(run("info", tmp_path / "two", "--json").stdout)
+    assert values["evidence"]["matrices"] == {"int8": 10}
+    assert (tmp_path / "one" / "model.onnx").read_bytes() == (tmp_path / "two" / "model.onnx").read_bytes()
+
+
+def test_a_nanogpt_file_by_the_command_line(tmp_path: Path) -> None:
+    from dialects import DIALECTS
+
+    standin = DIALECTS["nanogpt"](tmp_path / "nano")
+    tokenizer = standin.options["tokenizer"]
+    done = run("export", standin.checkpoint, "-o", tmp_path / "out", "--tokenizer", tokenizer, "--flavour", "portable")
+    assert done.exit_code == 0, done.stderr
+    assert "Note: ckpt.pt was read with weights_only=True" in done.stderr
+    found = json.loads(run("generate", tmp_path / "out", "It is", "--max-new-tokens", "9", "--json").stdout)
+    prompt = ortgpt.load(tmp_path / "out").tokenizer.encode("It is")
+    assert found["token_ids"] == standin.greedy(prompt, 9)
+    alone = run("export", standin.checkpoint, "-o", tmp_path / "again")
+    assert (alone.exit_code, "--tokenizer" in alone.stderr) == (1, True)

@@ -1,0 +1,41 @@
+"""What folders of exported and quantised bundles have in common: where they may be, and how a graph is saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from ortgpt.bundle import is_bundle_name
+from ortgpt.contract import File
+from ortgpt_models.folder import refuse_existing
+
+MAX_GRAPH_BYTES = 1_500_000_000  # of weights within the graph's own file; protobuf ends at 2 GiB
+
+
+def check_target(out: Path, *, force: bool) -> None:
+    """Raise FileExistsError unless `out` is free, or is a bundle and nothing more, which `force` may replace."""
+    refuse_existing(out, replace=force)
+    if not out.exists():
+        return
+    names = {path.name for path in out.iterdir()}
+    if File.MANIFEST not in names:
+        raise FileExistsError(
+            f"{out} is no bundle (it has no {File.MANIFEST}), so it is not replaced; choose another name"
+        )
+    foreign = sorted(name for name in names if not is_bundle_name(name))
+    if foreign:
+        raise FileExistsError(f"{out} also holds {', '.join(foreign)}, which would be lost; move it elsewhere first")
+
+
+def save_graph(model: ir.Model, folder: Path, *, external_data: bool) -> None:
+    """Write a graph as a bundle's model, its weights beside it where they are large or that is asked for."""
+    apart = external_data or weight_bytes(model) > MAX_GRAPH_BYTES
+    ir.save(model, folder / File.MODEL, external_data=File.MODEL_DATA if apart else None)
+    onnx.checker.check_model(folder / File.MODEL)
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Return what the weights of a graph take in bytes."""
+    return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)

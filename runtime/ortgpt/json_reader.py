@@ -1,0 +1,84 @@
+"""Typed access to parsed JSON, noting every value that does not fit. Knows no file and no key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class JsonReader:
+    """Typed access to nested JSON values; what does not fit is noted in `faults` and replaced by a neutral value."""
+
+    def __init__(self, values: Any, prefix: str = "", faults: list[str] | None = None) -> None:
+        self.values = values
+        self.prefix = prefix
+        self.faults: list[str] = [] if faults is None else faults
+
+    def fault(self, key: str, value: object, accepted: str) -> None:
+        shown = repr(value)
+        self.faults.append(
+            f"{self.prefix}{key} = {shown if len(shown) <= 80 else shown[:77] + '...'} (accepted: {accepted})"
+        )
+
+    def _get(self, kind: type | tuple[type, ...], accepted: str, neutral: Any, *keys: str) -> Any:
+        value = self.values
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if not isinstance(value, kind) or isinstance(value, bool):
+            self.fault(".".join(keys), value, accepted)
+            return neutral
+        return value
+
+    def text(self, *keys: str) -> str:
+        return str(self._get(str, "a string", "", *keys))
+
+    def optional_text(self, *keys: str) -> str | None:
+        value = self._get((str, type(None)), "a string or null", None, *keys)
+        return None if value is None else str(value)
+
+    def integer(self, *keys: str) -> int:
+        value = int(self._get(int, "an integer of 0 or more", 0, *keys))
+        if value < 0:
+            self.fault(".".join(keys), value, "an integer of 0 or more")
+        return value
+
+    def number(self, *keys: str) -> float:
+        return float(self._get((int, float), "a number", 0.0, *keys))
+
+    def choice(self, accepted: tuple[str, ...], *keys: str) -> str:
+        value = self.text(*keys)
+        if value and value not in accepted:
+            self.fault(".".join(keys), value, ", ".join(accepted))
+        return value
+
+    def sha256(self, *keys: str) -> str:
+        value = self.text(*keys)
+        if value and not _SHA256.fullmatch(value):
+            self.fault(".".join(keys), value, "64 hexadecimal digits")
+        return value
+
+    def mapping(self, *keys: str) -> Mapping[str, Any]:
+        return dict(self._get(Mapping, "an object", {}, *keys))
+
+    def texts(self, *keys: str) -> tuple[str, ...]:
+        values = self._get(list, "a list of strings", [], *keys)
+        if not all(isinstance(value, str) for value in values):
+            self.fault(".".join(keys), values, "a list of strings")
+            return ()
+        return tuple(values)
+
+    def readers(self, key: str, *, least: int = 1) -> list[JsonReader]:
+        accepted = f"a list with at least {least} object{'s' if least != 1 else ''}"
+        values = self._get(list, accepted, [], key)
+        if len(values) < least and isinstance(self.values.get(key), list):
+            self.fault(key, values, accepted)
+        return [JsonReader(value, f"{self.prefix}{key}[{index}].", self.faults) for index, value in enumerate(values)]
+
+    def named_readers(self, key: str) -> list[tuple[str, JsonReader]]:
+        values = self._get(Mapping, "an object", {}, key)
+        return [
+            (name, JsonReader(value, f"{self.prefix}{key}[{name!r}].", self.faults)) for name, value in values.items()
+        ]

@@ -1,0 +1,246 @@
+"""Quantised bundles: what they hold, what they measured, and that a bad one is not written."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import ortgpt
+from ortgpt import OptionError
+from ortgpt.bundle import open_bundle
+from ortgpt_exporter import ExportError, export_bundle, quantize_bundle
+from ortgpt_exporter.checkpoint import find_folder
+from ortgpt_exporter.evidence import compare, measure_independence, split_rows
+from ortgpt_exporter.quantized_bundle import Quantization
+from ortgpt_models import load_gpt, save_gpt
+from outliers import inject
+from support import TEXT, write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Wide enough for blocks of 32, heads of 12."""
+    return write_checkpoint(tmp_path_factory.mktemp("quantised") / "checkpoint", n_embd=96, n_head=8)
+
+
+@pytest.fixture(scope="module")
+def source(checkpoint: Path) -> Path:
+    return export_bundle(checkpoint, checkpoint.parent / "float32").path
+
+
+@pytest.fixture(scope="module")
+def text(checkpoint: Path) -> Path:
+    path = checkpoint.parent / "text.txt"
+    path.write_text(TEXT * 3, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def bundles(source: Path, text: Path) -> dict[str, Path]:
+    return {
+        dtype: quantize_bundle(
+            source, source.parent / dtype, Quantization(dtype=dtype, eval_text=text, max_perplexity_ratio=2.0)
+        ).path
+        for dtype in ("int8", "int4")
+    }
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("int8", 8), ("int4", 4)])
+def test_every_matrix_is_quantised_and_the_embedding_is_stored_once(
+    bundles: dict[str, Path], dtype: str, bits: int
+) -> None:
+    model = onnx.load(bundles[dtype] / "model.onnx")
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count("MatMulNBits") == 2 * 4 + 1
+    assert kinds.count("GatherBlockQuantized") == 2
+    assert not {"MatMul", "FusedMatMul", "Gemm", "Gather"} & set(kinds)
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    users = [node.op_type for node in model.graph.node if f"wte.weight.int{bits}" in node.input]
+    assert sorted(users) == ["GatherBlockQuantized", "Reshape"]
+    assert len(stored[f"wte.weight.int{bits}"].raw_data) == 300 * 96 * bits // 8
+    assert not [name for name, tensor in stored.items() if tensor.data_type == 1 and len(tensor.dims) == 2
+                and not name.endswith("scales")]  # fmt: skip
+    levels = {a.i for node in model.graph.node for a in node.attribute if a.name == "accuracy_level"}
+    assert levels == {4}
+
+
+@torch.no_grad()
+def test_the_evidence_is_what_pytorch_and_the_bundles_say(
+    checkpoint: Path, bundles: dict[str, Path], text: Path
+) -> None:
+    gpt = load_gpt(checkpoint)
+    for dtype, most in (("int8", 1.01), ("int4", 1.3)):
+        evidence = open_bundle(bundles[dtype]).manifest.evidence
+        assert evidence is not None
+        with ortgpt.load(bundles[dtype]) as generator:
+            ids = generator.tokenizer.encode(text.read_text(encoding="utf-8"))
+            rows = split_rows(ids, generator.start_id, 64)
+            logits = [generator.engine.prefill(generator.engine.new_cache(1, 64), [r], np.arange(len(r))[None])[0]
+                      for r in rows]  # fmt: skip
+        nll, baseline, kl, same = 0.0, 0.0, 0.0, 0
+        for row, found in zip(rows, logits, strict=True):
+            expected = torch.log_softmax(gpt(torch.tensor([row]))[0, :-1].double(), -1)
+            other = torch.log_softmax(torch.from_numpy(found[:-1]).double(), -1)
+            targets = torch.tensor(row[1:])[:, None]
+            baseline -= float(expected.gather(1, targets).sum())
+            nll -= float(other.gather(1, targets).sum())
+            kl += float((expected.exp() * (expected - other)).sum())
+            same += int((expected.argmax(1) == other.argmax(1)).sum())
+        count = len(ids)
+        assert (evidence.text, evidence.tokens) == ("text.txt", count)
+        assert evidence.baseline_perplexity == pytest.approx(math.exp(baseline / count), rel=1e-4)
+        # A kernel may round a row of a piece otherwise than a row of the whole.
+        assert evidence.perplexity == pytest.approx(math.exp(nll / count), rel=2e-3)
+        assert evidence.kl == pytest.approx(kl / count, rel=0.1)
+        assert evidence.top1 == pytest.approx(same / count, abs=0.02)
+        assert 0 < evidence.kl < 0.3
+        assert 1 / 1.05 < evidence.perplexity_ratio < most
+        size_bytes = len(text.read_bytes())
+        assert evidence.bits_per_byte == pytest.approx(math.log2(evidence.perplexity) * count / size_bytes, rel=1e-4)
+        assert 0.5 < evidence.top5 <= 1
+        assert evidence.bytes_per_parameter < {"int8": 1.4, "int4": 0.95}[dtype]
+        assert evidence.matrices == ({"int8": 10} if dtype == "int8" else {"int4": 9, "int8": 1})
+        assert evidence.left_out == {}
+        assert min(evidence.decode_tokens_per_s, evidence.baseline_prefill_tokens_per_s) > 0
+
+
+def test_a_graph_is_like_itself(source: Path) -> None:
+    with ortgpt.load(source) as generator:
+        rows = [list(range(1, 40)), list(range(100, 130))]
+        found = compare(generator.engine, generator.engine, rows)
+        assert (found.kl, found.top1, found.top5, found.perplexity_ratio) == (0, 1, 1, 1)
+        assert found.tokens == 67
+        independence = measure_independence(generator.engine, rows)
+        assert independence.batch_flips == independence.piece_flips == independence.step_flips == 0
+        assert independence.logit_bound < 1e-4
+
+
+def test_the_manifest_says_how_and_what_is_promised(bundles: dict[str, Path], source: Path) -> None:
+    before = open_bundle(source).manifest
+    manifest = open_bundle(bundles["int4"]).manifest
+    assert manifest.source == before.source
+    assert (manifest.precision.dtype, manifest.precision.recipe) == ("int4", "weight-blocks")
+    assert manifest.precision.parameters == {
+        "method": "scale-search", "block_size": 32, "head_block_size": 32, "head_dtype": "int4", "wider": [],
+    }  # fmt: skip
+    assert manifest.precision.promise["kind"] == "bounded"
+    assert 0 < manifest.precision.promise["logit_bound"] < 1
+    assert set(manifest.precision.promise) >= {"batch_flips_per_1000_tokens", "step_flips_per_1000_tokens"}
+    assert manifest.verification == ()
+
+
+@pytest.mark.parametrize("method", ["rtn", "k-quant", "hqq"])
+def test_other_methods_and_a_wider_head(method: str, source: Path, text: Path, tmp_path: Path) -> None:
+    asked = Quantization(
+        dtype="int4", method=method, block_size=16, head_dtype="int8", eval_text=text, max_perplexity_ratio=1.5
+    )
+    bundle = quantize_bundle(source, tmp_path / "out", asked)
+    parameters = bundle.manifest.precision.parameters
+    assert (parameters["method"], parameters["block_size"], parameters["head_dtype"]) == (method, 16, "int8")
+    assert bundle.manifest.evidence is not None
+    assert bundle.manifest.evidence.matrices == {"int4": 8, "int8": 2}
+    assert bundle.manifest.evidence.kl < 0.1
+
+
+def test_a_gate_that_fails_widens_matrices_and_then_writes_nothing(source: Path, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    with pytest.raises(ExportError, match=r"fails its gate: .*\(accepted: 1e-09\).* with 4 matrices in 8 bits; try"):
+        quantize_bundle(source, tmp_path / "deep" / "out", Quantization(dtype="int4", eval_text=text, max_kl=1e-9))
+    assert names(tmp_path / "deep") == []
+    loose = quantize_bundle(
+        source, tmp_path / "loose", Quantization(dtype="int4", eval_text=text, max_perplexity_ratio=2)
+    ).manifest.evidence
+    assert loose is not None
+    asked = Quantization(dtype="int4", eval_text=text, max_perplexity_ratio=2, max_kl=0.97 * loose.kl)
+    mixed = quantize_bundle(source, tmp_path / "mixed", asked).manifest
+    assert mixed.evidence is not None
+    assert mixed.evidence.kl <= 0.97 * loose.kl
+    assert len(mixed.precision.parameters["wider"]) in (2, 4)
+    assert mixed.evidence.matrices["int8"] == 1 + len(mixed.precision.parameters["wider"])
+
+
+def test_export_goes_by_way_of_float32_and_leaves_nothing_of_it(checkpoint: Path, tmp_path: Path) -> None:
+    asked = Quantization(dtype="int8", max_perplexity_ratio=1.5)
+    bundle = export_bundle(checkpoint, tmp_path / "new" / "out", dtype="int8", quantization=asked)
+    assert names(tmp_path / "new") == ["out"]
+    assert names(bundle.path) == [
+        "config.json", "generation_config.json", "merges.txt", "model.onnx", "ortgpt.json", "vocab.json",
+    ]  # fmt: skip
+    assert bundle.manifest.evidence is not None
+    assert bundle.manifest.evidence.text == "drawn from the float32 model"
+    assert bundle.manifest.evidence.tokens == 16 * 63
+    with ortgpt.load(bundle.path) as generator:
+        assert len(generator.generate_batch(["It is", "a truth"], max_new_tokens=8, seed=1)) == 2
+
+
+def test_bad_input_gets_one_line_and_leaves_no_file(
+    checkpoint: Path, source: Path, bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    narrow = export_bundle(write_checkpoint(tmp_path / "narrow", n_embd=40), tmp_path / "narrow-bundle").path
+    cases: list[tuple[Path, dict[str, Any], type[Exception], str]] = [
+        (source, {"dtype": "int3"}, OptionError, r"dtype = 'int3' \(accepted: int8, int4\)"),
+        (source, {"dtype": "int4", "method": "magic"}, ExportError, "method = 'magic' .*scale-search, rtn, k-quant"),
+        (source, {"dtype": "int4", "block_size": 128}, ExportError, r"block_size = 128 \(accepted here: 32, 16\)"),
+        (source, {"dtype": "int4", "head_dtype": "float16"}, ExportError, "head_dtype = 'float16'"),
+        (source, {"dtype": "int8", "max_perplexity_ratio": 0.5}, OptionError, "max_perplexity_ratio = 0.5 .*above 1"),
+        (source, {"dtype": "int8", "max_kl": 0.0}, OptionError, "max_kl = 0.0 .*above 0"),
+        (source, {"dtype": "int8", "eval_text": empty}, ExportError, "empty.txt is empty"),
+        (source, {"dtype": "int8", "eval_text": tmp_path / "latin.txt"}, ExportError, "latin.txt is not UTF-8"),
+        (source, {"dtype": "int8", "eval_text": tmp_path / "none"}, FileNotFoundError, "none"),
+        (bundles["int8"], {"dtype": "int4"}, ExportError, r"is int8 and native \(accepted: float32 and native\)"),
+        (narrow, {"dtype": "int8"}, ExportError, "matrices are .*40.* wide; blocks want multiples of 16"),
+        (checkpoint, {"dtype": "int8"}, FileNotFoundError, "holds no ortgpt.json"),
+    ]
+    for bundle, asked, error, reason in cases:
+        with pytest.raises(error, match=reason) as caught:
+            quantize_bundle(bundle, tmp_path / "out", Quantization(**asked))
+        assert "\n" not in str(caught.value)
+    assert names(tmp_path) == ["empty.txt", "latin.txt", "narrow", "narrow-bundle"]
+
+
+def test_a_changed_evidence_is_noticed(bundles: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(bundles["int8"], tmp_path / "copy"))
+    values = json.loads((folder / "ortgpt.json").read_text())
+    values["evidence"]["perplexity"] = 1.0
+    (folder / "ortgpt.json").write_text(json.dumps(values))
+    with pytest.raises(ortgpt.BundleError, match="sha256"):
+        open_bundle(folder)
+    values["evidence"]["tokens"] = "many"
+    del values["evidence"]["kl"]
+    (folder / "ortgpt.json").write_text(json.dumps(values))
+    with pytest.raises(ortgpt.BundleError, match=r"evidence\.tokens = 'many'.*evidence\.kl = None"):
+        open_bundle(folder)
+
+
+@pytest.mark.parametrize("kind", ["norm", "value"])
+def test_models_with_outliers_lose_no_more_than_others(kind: str, tmp_path: Path) -> None:
+    """On the bundled model, 4 of whose 256 channels are made 64 times larger; the float32 function is the same."""
+    folder = find_folder("austen")
+    gpt = load_gpt(folder)
+    inject(gpt, kind)
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    save_gpt(gpt, odd)
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copy(folder / name, odd / name)
+    source = export_bundle(odd, tmp_path / "float32").path
+    for dtype, most in (("int8", 1.005), ("int4", 1.04)):
+        evidence = quantize_bundle(source, tmp_path / dtype, Quantization(dtype=dtype)).manifest.evidence
+        assert evidence is not None
+        assert 0.99 < evidence.perplexity_ratio < most
+        assert evidence.kl < {"int8": 0.002, "int4": 0.03}[dtype]

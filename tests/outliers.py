@@ -1,0 +1,50 @@
+"""Make outliers without changing the function: channels larger by a factor, the weights behind them smaller by it.
+
+`python tests/outliers.py CHECKPOINT OUT norm|value` writes such a copy of a checkpoint folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+
+from ortgpt_models import GPT, load_gpt, save_gpt
+
+FACTOR, COUNT, SEED = 64.0, 4, 0
+
+
+@torch.no_grad()
+def inject(gpt: GPT, kind: str, *, factor: float = FACTOR, count: int = COUNT) -> None:
+    """Scale `count` channels of each LayerNorm's gain ("norm"), or of each layer's values ("value"), in place."""
+    random = torch.Generator().manual_seed(SEED)
+    width = gpt.config.n_embd
+    for block in gpt.h:
+        weights = dict(block.named_parameters())
+        for name, parameter in weights.items():
+            parameter.data = parameter.data.clone()  # it may be a view of the file
+            weights[name] = parameter
+        if kind == "norm":
+            for norm, linear in (("ln_1", "attn.c_attn"), ("ln_2", "mlp.c_fc")):
+                chosen = torch.randperm(width, generator=random)[:count]
+                weights[f"{norm}.weight"][chosen] *= factor
+                weights[f"{norm}.bias"][chosen] *= factor
+                weights[f"{linear}.weight"][chosen] /= factor
+        else:
+            chosen = torch.randperm(width, generator=random)[:count]
+            weights["attn.c_attn.weight"][:, 2 * width + chosen] *= factor
+            weights["attn.c_attn.bias"][2 * width + chosen] *= factor
+            weights["attn.c_proj.weight"][chosen] /= factor
+
+
+if __name__ == "__main__":
+    source, out, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    gpt = load_gpt(source)
+    inject(gpt, kind)
+    out.mkdir()
+    save_gpt(gpt, out)
+    for name in ("vocab.json", "merges.txt", "generation_config.json"):
+        if (source / name).exists():
+            shutil.copy(source / name, out / name)
