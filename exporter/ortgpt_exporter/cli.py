@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from ortgpt_models.train import Progress as TrainProgress
 
 _QUANTIZATION = ("method", "block_size", "head_dtype", "eval_text", "max_perplexity_ratio", "max_kl")
-_EXTRA_MODULES = ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "tokenizers", "huggingface_hub", "httpx2")
+_EXTRA_MODULES = (
+    "torch",
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "safetensors",
+    "tokenizers",
+    "huggingface_hub",
+    "httpx2",
+    "matplotlib",
+)
 
 
 def _quantization_options(command: Any) -> Any:
@@ -90,7 +100,7 @@ def _quantization_options(command: Any) -> Any:
 @click.option("--external-data", is_flag=True, help="Put the weights into a file of their own, even if they are small.")
 @_quantization_options
 @click.option("--force", is_flag=True, help="Replace the bundle that is already there, once the new one is whole.")
-def export(checkpoint: str, out: Path, force: bool, **form: Any) -> None:
+def export(checkpoint: str, out: Path, dtype: str | None, force: bool, **form: Any) -> None:
     """Export CHECKPOINT to a bundle and prove it against PyTorch.
 
     CHECKPOINT is a Hugging Face GPT-2 folder, a hub id (openai-community/gpt2), a nanoGPT ckpt.pt, or `austen`, the
@@ -103,7 +113,7 @@ def export(checkpoint: str, out: Path, force: bool, **form: Any) -> None:
         notes: list[str] = []
         with _bar("export") as bar:
             bundle = export_bundle(
-                checkpoint, out, quantization=_quantization(form["dtype"], asked), force=force,
+                checkpoint, out, dtype=dtype, quantization=_quantization(dtype, asked), force=force,
                 on_progress=lambda progress: _show(bar, progress), on_note=notes.append, **form,
             )  # fmt: skip
     for note in notes:
@@ -113,12 +123,25 @@ def export(checkpoint: str, out: Path, force: bool, **form: Any) -> None:
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The bundle folder to write.")
-@click.option("--dtype", type=click.Choice(["int8", "int4"]), required=True, help="Precision of the weights.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="The bundle folder to write.")
+@click.option("--dtype", type=click.Choice(["int8", "int4"]), help="Precision of the weights.")
 @_quantization_options
 @click.option("--force", is_flag=True, help="Replace the bundle that is already there, once the new one is whole.")
-def quantize(bundle: Path, out: Path, dtype: str, force: bool, **asked: Any) -> None:
+@click.option("--sweep", is_flag=True, help="Write no bundle: try the recipes, and show what each costs and brings.")
+@click.option("--plot", type=click.Path(path_type=Path), help="With --sweep: draw it, as PNG or SVG.")
+def quantize(
+    bundle: Path, out: Path | None, dtype: str | None, force: bool, sweep: bool, plot: Path | None, **asked: Any
+) -> None:
     """Quantise the native float32 BUNDLE, and measure what it costs; a bundle that fails its gate is not written."""
+    if sweep:
+        eval_text = asked.pop("eval_text")
+        given = [("--out", out), ("--dtype", dtype), ("--force", force or None), *_flags(asked)]
+        _sweep(bundle, eval_text, plot, [flag for flag, value in given if value is not None])
+        return
+    if plot is not None:
+        raise click.UsageError("--plot would have no effect (accepted with --sweep)")
+    if out is None or dtype is None:
+        raise click.UsageError(f"Missing option '{'--dtype' if out else '--out'}' (or --sweep)")
     with one_line_errors():
         from ortgpt_exporter.quantized_bundle import Quantization, quantize_bundle
 
@@ -130,16 +153,46 @@ def quantize(bundle: Path, out: Path, dtype: str, force: bool, **asked: Any) -> 
     _tell(made, out)
 
 
+def _sweep(bundle: Path, eval_text: Path | None, plot: Path | None, given: list[str]) -> None:
+    """Try the recipes and write the table. Raises UsageError for options that would have no effect."""
+    if given:
+        raise click.UsageError(f"{', '.join(given)} would have no effect (accepted with --sweep: --eval, --plot)")
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        raise click.UsageError(f"--plot {plot} (accepted: a name that ends in .png or .svg)")
+    with one_line_errors():
+        from ortgpt_exporter.sweep import plot_trials, sweep_bundle
+
+        if plot is not None:
+            import matplotlib  # noqa: F401  # to fail before the work, not after it
+
+        with _bar("sweep") as bar:
+            trials = sweep_bundle(bundle, eval_text=eval_text, on_progress=lambda progress: _show(bar, progress))
+        click.echo(f"  {'quantised to':<48}{'MB':>8}{'ppl ratio':>11}{'KL':>10}{'prefill/s':>11}{'decode/s':>10}")
+        for trial in trials:
+            click.echo(
+                f"{'*' if trial.on_frontier else ' '} {trial.recipe:<48}{trial.size_bytes / 1e6:>8.1f}"
+                f"{trial.perplexity_ratio:>11.4f}{trial.kl:>10.5f}{trial.prefill_tokens_per_s:>11,.0f}"
+                f"{trial.decode_tokens_per_s:>10,.0f}"
+            )
+        if plot is not None:
+            plot_trials(trials, plot)
+    click.echo("* no other is as small, as near to float32 and as fast in decoding", err=True)
+
+
 def _quantization(dtype: str | None, asked: dict[str, Any]) -> Any:
     """Return the quantisation that export is to do, if any. Raises OptionError for its options without it."""
     from ortgpt_exporter.quantized_bundle import Quantization
 
     if dtype in ("int8", "int4"):
         return Quantization(dtype=dtype, **asked)
-    given = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None]
+    given = [flag for flag, value in _flags(asked) if value is not None]
     if given:
         raise OptionError(f"{', '.join(given)} would have no effect (accepted with --dtype int8 or int4)")
     return None
+
+
+def _flags(options: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [("--eval" if name == "eval_text" else f"--{name.replace('_', '-')}", v) for name, v in options.items()]
 
 
 def _show(bar: Any, progress: ExportProgress) -> None:
@@ -221,8 +274,9 @@ def one_line_errors() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _EXTRA_MODULES:
             raise
+        extra = "ortgpt[plot]" if error.name == "matplotlib" else "ortgpt[cpu,export]"
         raise click.ClickException(
-            f"this command needs {error.name}, which is not installed; run `pip install 'ortgpt[cpu,export]'`"
+            f"this command needs {error.name}, which is not installed; run `pip install '{extra}'`"
         ) from error
     except ValueError as error:
         if type(error).__name__ != "ModelError":  # cannot be imported without torch

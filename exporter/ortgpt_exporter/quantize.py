@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ortgpt.contract import DType
+from ortgpt.contract import DType, Key
 from ortgpt_exporter.blocks import METHODS, Blocks, quantize_blocks
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.graphs import MICROSOFT
@@ -81,7 +81,7 @@ def make_recipe(
     """
     faults = []
     for name, value, accepted in (
-        ("dtype", dtype, BITS),
+        (Key.DTYPE, dtype, BITS),
         ("method", method or "scale-search", METHODS),
         ("head_dtype", head_dtype or dtype, BITS),
     ):
@@ -132,7 +132,7 @@ def quantize_graph(model: ir.Model, recipe: Recipe, *, n_layer: int) -> Report:
         name = _matrix_of(node)
         if name is None:
             continue
-        if name not in blocks:
+        if name not in blocks:  # the embedding is met twice
             matrix = _array(initializers[name])
             matrix = matrix if _is_transposed(node) else matrix.T
             blocks[name] = quantize_blocks(
@@ -143,8 +143,9 @@ def quantize_graph(model: ir.Model, recipe: Recipe, *, n_layer: int) -> Report:
             report.quantized[kind] = report.quantized.get(kind, 0) + 1
         make = _gather if node.op_type == "Gather" else _matmul
         _replace(model.graph, node, *make(model.graph, node, name, blocks[name]))
-    for name in blocks:
-        del initializers[name]
+        if not initializers[name].uses():
+            del initializers[name]  # a large model's matrices need not all be there at once
+            blocks.pop(name)
     left = [str(node.name) for node in model.graph if node.op_type in ("MatMul", "FusedMatMul", "Gemm")]
     report.kept = dict.fromkeys(left, "its second factor is no weight")
     return report

@@ -77,13 +77,12 @@ def quantize_bundle(
     """
     check_quantization(quantization)
     source, out = open_bundle(bundle), Path(out)
-    _check_source(source)
+    check_source(source)
     check_target(out, force=force)
-    with ortgpt.load(source.path, device=Target.CPU) as generator, write_folder(out, replace=force) as folder:
-        name, rows, size_bytes = _eval_rows(generator, quantization.eval_text)
-        steps = Steps(on_progress, len(rows) + 5)
-        steps.next("reading the matrices")
-        recipe = _recipe(source, quantization)
+    recipe = recipe_for(source, quantization)
+    with write_folder(out, replace=force) as folder, ortgpt.load(source.path, device=Target.CPU) as generator:
+        name, rows, size_bytes = eval_rows(generator, quantization.eval_text)
+        steps = Steps(on_progress, len(rows) + 4)
         candidate, recipe, report, likeness = _attempt(generator, folder, quantization, recipe, rows, steps)
         steps.next("measuring independence")
         independence = measure_independence(candidate, rows)
@@ -113,7 +112,7 @@ def check_quantization(quantization: Quantization) -> None:
         raise OptionError("; ".join(faults))
 
 
-def _check_source(source: Bundle) -> None:
+def check_source(source: Bundle) -> None:
     """Raise ExportError unless a bundle is one to quantise."""
     found = source.manifest.precision.dtype, source.manifest.graphs[0].flavour
     if found != (DType.FLOAT32, Flavour.NATIVE):
@@ -123,17 +122,18 @@ def _check_source(source: Bundle) -> None:
         )
 
 
-def _recipe(source: Bundle, quantization: Quantization) -> Recipe:
+def recipe_for(source: Bundle, asked: Quantization) -> Recipe:
+    """Return the recipe asked for. Raises ExportError where it does not fit the matrices of the bundle."""
     return make_recipe(
         matrix_widths(ir.load(source.path / File.MODEL)),
-        dtype=quantization.dtype,
-        method=quantization.method,
-        block_size=quantization.block_size,
-        head_dtype=quantization.head_dtype,
+        dtype=asked.dtype,
+        method=asked.method,
+        block_size=asked.block_size,
+        head_dtype=asked.head_dtype,
     )
 
 
-def _eval_rows(generator: Generator, path: Path | None) -> tuple[str, list[list[int]], int]:
+def eval_rows(generator: Generator, path: Path | None) -> tuple[str, list[list[int]], int]:
     """Return the name of the text to measure on, its rows of ids, and its size in bytes."""
     start_id = generator.start_id
     if path is None:
@@ -157,7 +157,7 @@ def _attempt(
     parts = [0, *_WIDENED] if asked.dtype == DType.INT4 else [0]
     steps.next(f"rounding to {asked.dtype}")
     for place, part in enumerate(parts):
-        candidate, report = _write_and_open(generator.bundle, folder, recipe)
+        candidate, report = open_quantized(generator.bundle, folder, recipe)
         likeness = compare(
             generator.engine, candidate, rows, on_row=(lambda: steps.next("measuring")) if part == 0 else lambda: None
         )
@@ -184,7 +184,8 @@ def _most_sensitive(report: Report, part: int) -> tuple[str, ...]:
     return tuple(sorted(layers[-(-len(layers) * (part - 1) // part) :]))
 
 
-def _write_and_open(source: Bundle, folder: Path, recipe: Recipe) -> tuple[Engine, Report]:
+def open_quantized(source: Bundle, folder: Path, recipe: Recipe) -> tuple[Engine, Report]:
+    """Write all files of a quantised bundle but its manifest into `folder`, in place of what is there, and open it."""
     model = ir.load(source.path / File.MODEL)
     report = quantize_graph(model, recipe, n_layer=source.config.n_layer)
     for path in folder.iterdir():

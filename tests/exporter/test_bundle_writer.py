@@ -152,7 +152,7 @@ def test_odd_shapes_export_and_generate_what_transformers_does(config: dict[str,
 
 def test_bad_input_is_refused_before_anything_is_written(small_checkpoint: Path, tmp_path: Path) -> None:
     forms: list[tuple[dict[str, Any], str]] = [
-        ({"dtype": "int3"}, r"dtype = 'int3' with native for cpu \(accepted: float32, float16\)"),
+        ({"dtype": "int3"}, r"dtype = 'int3' with native for cpu \(accepted: float32, float16, int8, int4\)"),
         ({"dtype": "float32", "target": "cuda"}, r"dtype = 'float32' with native for cuda \(accepted: float16\)"),
         (
             {"flavour": "portable", "target": "cuda"},

@@ -120,6 +120,14 @@ def test_seal(small_bundle: Path, tmp_path: Path) -> None:
         (["export", "austen", "-o", "out", "--revision", "v1"], 1, ["revision = 'v1'", "leave it out"]),
         (["export", "owner/", "-o", "out"], 1, ["owner/ does not exist", "hub id"]),
         (["quantize", "BUNDLE", "-o", "out"], 2, ["Missing option '--dtype'"]),
+        (["quantize", "BUNDLE", "--dtype", "int4"], 2, ["Missing option '--out'"]),
+        (
+            ["quantize", "BUNDLE", "--sweep", "--dtype", "int4", "--method", "rtn"],
+            2,
+            ["--dtype, --method would have no"],
+        ),
+        (["quantize", "BUNDLE", "--sweep", "--plot", "x.pdf"], 2, ["x.pdf", ".png or .svg"]),
+        (["quantize", "BUNDLE", "-o", "out", "--dtype", "int4", "--plot", "x.png"], 2, ["--plot would have no effect"]),
         (["quantize", "BUNDLE", "-o", "out", "--dtype", "int8", "--block-size", "24"], 1, ["block_size = 24"]),
         (["quantize", "BUNDLE", "-o", "out", "--dtype", "int8", "--max-kl", "-1"], 2, ["max_kl = -1.0"]),
         (["quantize", "nowhere", "-o", "out", "--dtype", "int8"], 1, ["nowhere does not exist"]),
@@ -156,8 +164,9 @@ def test_help_lists_every_command_without_loading_torch() -> None:
 
 def test_without_the_export_extra_the_pip_command_is_named() -> None:
     for module in ("torch", "onnx_ir", "safetensors", "tokenizers", "huggingface_hub"):
+        checkpoint = "owner/name" if module == "huggingface_hub" else "austen"
         code = f"import sys; sys.modules[{module!r}] = None\nfrom ortgpt.cli import main; main(sys.argv[1:])"
-        args = ["train", "x.txt", "-o", "y"] if module == "tokenizers" else ["export", "austen", "-o", "y"]
+        args = ["train", "x.txt", "-o", "y"] if module == "tokenizers" else ["export", checkpoint, "-o", "y"]
         done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert done.stderr == (

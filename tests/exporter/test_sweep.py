@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ortgpt.cli import main
+from ortgpt_exporter import Quantization
+from ortgpt_exporter.sweep import Trial, mark_frontier, plot_trials, sweep_bundle
+
+
+def trial(size_bytes: int, kl: float, decode: float) -> Trial:
+    return Trial(
+        recipe=f"{size_bytes} {kl} {decode}", size_bytes=size_bytes, perplexity_ratio=1.0, kl=kl,
+        prefill_tokens_per_s=1.0, decode_tokens_per_s=decode,
+    )  # fmt: skip
+
+
+def test_the_frontier_is_what_no_other_beats() -> None:
+    trials = [trial(10, 0.1, 5.0), trial(5, 0.2, 5.0), trial(10, 0.2, 5.0), trial(11, 0.1, 9.0), trial(10, 0.1, 5.0)]
+    marked = mark_frontier(trials)
+    assert [found.recipe for found in marked] == ["5 0.2 5.0", "10 0.1 5.0", "10 0.1 5.0", "10 0.2 5.0", "11 0.1 9.0"]
+    assert [found.on_frontier for found in marked] == [True, True, True, False, True]
+
+
+def test_recipes_that_fit_are_tried_and_measured(small_bundle: Path, tmp_path: Path) -> None:
+    recipes = [
+        Quantization(dtype="int8"),
+        Quantization(dtype="int4", block_size=16, method="rtn"),
+        Quantization(dtype="int4", block_size=128),  # matrices of 48 do not divide
+    ]
+    trials = sweep_bundle(small_bundle, recipes=recipes)
+    assert [found.recipe for found in trials] == ["int4, rtn, blocks of 16", "int8, scale-search, blocks of 16"]
+    four, eight = trials
+    assert four.size_bytes < eight.size_bytes
+    assert 0 < eight.kl < four.kl < 1
+    assert min(four.decode_tokens_per_s, four.prefill_tokens_per_s) > 0
+    for name, start in (("plot.png", b"\x89PNG"), ("plot.svg", b"<?xml")):
+        plot_trials(trials, tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_the_command_writes_a_table(small_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortgpt_exporter.sweep.RECIPES", (Quantization(dtype="int8"),))
+    plot = str(tmp_path / "plot.svg")
+    done = CliRunner().invoke(main, ["quantize", str(small_bundle), "--sweep", "--plot", plot])
+    assert done.exit_code == 0, done.stderr
+    head, row = done.stdout.splitlines()
+    assert head.split() == ["quantised", "to", "MB", "ppl", "ratio", "KL", "prefill/s", "decode/s"]
+    assert row.startswith("* int8, scale-search, blocks of 16")
+    assert Path(plot).exists()
