@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from ortgpt.bundle import is_bundle_name
+from ortgpt.bundle import OWN_NAMES
 from ortgpt.contract import File
 from ortgpt_models.folder import refuse_existing
 
@@ -24,9 +24,15 @@ def check_target(out: Path, *, force: bool) -> None:
         raise FileExistsError(
             f"{out} is no bundle (it has no {File.MANIFEST}), so it is not replaced; choose another name"
         )
-    foreign = sorted(name for name in names if not is_bundle_name(name))
+    if out.resolve() == Path.cwd():
+        raise FileExistsError(f"{out} is the current folder, which is not replaced; run this from another one")
+    foreign = sorted(path.name for path in out.iterdir() if not _is_part(path))
     if foreign:
         raise FileExistsError(f"{out} also holds {', '.join(foreign)}, which would be lost; move it elsewhere first")
+
+
+def _is_part(path: Path) -> bool:
+    return path.is_file() and path.name in OWN_NAMES
 
 
 def save_graph(model: ir.Model, folder: Path, *, external_data: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ from ortgpt_exporter.select_graph import select_graph
 from ortgpt_exporter.steps import OnProgress, Progress, Steps
 from ortgpt_exporter.verify import TOLERANCES, check_names, verify, verify_selector
 from ortgpt_models import GPTConfig
-from ortgpt_models.folder import write_folder
+from ortgpt_models.folder import made_parents, write_folder
 
 # The types that each flavour can be written in for each device, the default first. A portable graph computes shapes
 # on the CPU, so it never runs whole on a GPU; other runtimes take such graphs there all the same.
@@ -109,13 +110,12 @@ def export_bundle(
     BundleError (a damaged tokenizer), OptionError, FileExistsError or another OSError.
     """
     form = Form.make(flavour=flavour, target=target, dtype=dtype, external_data=external_data)
-    out = Path(out)
+    out = Path(os.path.abspath(out))
     check_target(out, force=force)
     if form.dtype in BITS:
         quantization = Quantization(dtype=form.dtype) if quantization is None else quantization
         check_quantization(quantization)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+        with made_parents(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
             whole = export_bundle(
                 checkpoint,
                 Path(folder) / "float32",
@@ -126,7 +126,9 @@ def export_bundle(
                 on_progress=on_progress,
                 on_note=on_note,
             )
-            return quantize_bundle(whole.path, out, quantization, force=force, on_progress=on_progress)
+            return quantize_bundle(
+                whole.path, out, quantization, external_data=external_data, force=force, on_progress=on_progress
+            )
     on_progress(Progress("loading the checkpoint", 0, 1))
     loaded = load_checkpoint(
         checkpoint,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,16 +128,19 @@ def export(checkpoint: str, out: Path, dtype: str | None, force: bool, **form: A
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="The bundle folder to write.")
 @click.option("--dtype", type=click.Choice(["int8", "int4"]), help="Precision of the weights.")
 @_quantization_options
+@click.option("--external-data", is_flag=True, help="Put the weights into a file of their own, even if they are small.")
 @click.option("--force", is_flag=True, help="Replace the bundle that is already there, once the new one is whole.")
 @click.option("--sweep", is_flag=True, help="Write no bundle: try the recipes, and show what each costs and brings.")
 @click.option("--plot", type=click.Path(path_type=Path), help="With --sweep: draw it, as PNG or SVG.")
 def quantize(
-    bundle: Path, out: Path | None, dtype: str | None, force: bool, sweep: bool, plot: Path | None, **asked: Any
-) -> None:
+    bundle: Path, out: Path | None, dtype: str | None, external_data: bool, force: bool, sweep: bool,
+    plot: Path | None, **asked: Any,
+) -> None:  # fmt: skip
     """Quantise the native float32 BUNDLE, and measure what it costs; a bundle that fails its gate is not written."""
     if sweep:
         eval_text = asked.pop("eval_text")
-        given = [("--out", out), ("--dtype", dtype), ("--force", force or None), *_flags(asked)]
+        given = [("--out", out), ("--dtype", dtype), ("--external-data", external_data or None)]
+        given += [("--force", force or None), *_flags(asked)]
         _sweep(bundle, eval_text, plot, [flag for flag, value in given if value is not None])
         return
     if plot is not None:
@@ -147,7 +152,7 @@ def quantize(
 
         with _bar("quantize") as bar:
             made = quantize_bundle(
-                bundle, out, Quantization(dtype=dtype, **asked), force=force,
+                bundle, out, Quantization(dtype=dtype, **asked), external_data=external_data, force=force,
                 on_progress=lambda progress: _show(bar, progress),
             )  # fmt: skip
     _tell(made, out)
@@ -157,6 +162,8 @@ def _sweep(bundle: Path, eval_text: Path | None, plot: Path | None, given: list[
     """Try the recipes and write the table. Raises UsageError for options that would have no effect."""
     if given:
         raise click.UsageError(f"{', '.join(given)} would have no effect (accepted with --sweep: --eval, --plot)")
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise click.UsageError(f"--plot {plot}: the folder {plot.absolute().parent} does not exist")
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise click.UsageError(f"--plot {plot} (accepted: a name that ends in .png or .svg)")
     with one_line_errors():
@@ -268,7 +275,11 @@ def format_checks(checks: Iterable[Check]) -> str:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn the errors that bad input raises into one line; a missing extra into the command that brings it."""
+    """Turn the errors that bad input raises into one line; a missing extra into the command that brings it.
+
+    A request to end, SIGTERM, unwinds like Ctrl-C, so that nothing half-written stays.
+    """
+    before = signal.signal(signal.SIGTERM, _end) if threading.current_thread() is threading.main_thread() else None
     try:
         yield
     except ModuleNotFoundError as error:
@@ -282,6 +293,13 @@ def one_line_errors() -> Iterator[None]:
         if type(error).__name__ != "ModelError":  # cannot be imported without torch
             raise
         raise click.ClickException(str(error)) from error
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _clear() -> str:

@@ -16,13 +16,14 @@ import numpy.typing as npt
 from ortgpt.engine import Engine, Row
 from ortgpt.options import GenerationOptions
 from ortgpt.picker import Picker
+from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.verify import Logits, rounded
 
 SAMPLED_TOKENS = 2048
 _ROWS, _ROW_TOKENS = 16, 128
 _PIECE = 64  # positions whose logits are held at once
 _TOP = 5
-_INDEPENDENCE_ROWS, _INDEPENDENCE_TOKENS = 8, 32
+_INDEPENDENCE_ROWS, _INDEPENDENCE_TOKENS = 8, 128
 _SPEED_PROMPT, _SPEED_STEPS, _SPEED_RUNS = 128, 24, 3
 
 Ids = list[int]
@@ -77,6 +78,8 @@ class Speed:
 def sample_rows(engine: Engine, start_id: int) -> list[Ids]:
     """Return texts drawn from the model itself, SAMPLED_TOKENS in all or what its context allows, as token ids."""
     length = min(_ROW_TOKENS, engine.config.n_positions - 1)
+    if length < 1:
+        raise ExportError("a model with a context of 1 token predicts no text of its own, so nothing can be measured")
     options = GenerationOptions(temperature=1.0, top_k=0, max_new_tokens=length, eos_token_id=[])
     resolved = options.resolve(GenerationOptions())
     rows = [
@@ -106,6 +109,8 @@ def compare(
     sums = np.zeros(5)
     for ids in rows:
         for expected, found, targets in _predictions(baseline, candidate, ids):
+            if not np.isfinite(expected).all():
+                raise ExportError("the float32 bundle computes NaN or infinity; its weights are damaged or too large")
             sums += _differences(_log_softmax(expected), _log_softmax(found), targets)
         on_row()
     tokens = sum(len(ids) - 1 for ids in rows)

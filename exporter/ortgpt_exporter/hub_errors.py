@@ -33,6 +33,12 @@ def one_line_errors(repo_id: str, revision: str | None) -> Iterator[None]:
         ) from error
     except HFValidationError as error:
         raise ExportError(f"{repo_id!r} is no hub id (accepted: owner/name): {_one_line(error)}") from error
+    except ExportError:
+        raise
+    except ValueError as error:
+        raise ExportError(
+            f"huggingface_hub cannot use what it was given: {_one_line(error)}; correct HF_ENDPOINT, or unset it"
+        ) from error
     except RuntimeError as error:  # of hf_xet
         raise ExportError(
             f"the download of {repo_id} broke: {_one_line(error)}; run it again, or with HF_HUB_DISABLE_XET=1"

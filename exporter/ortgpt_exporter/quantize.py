@@ -106,6 +106,12 @@ def make_recipe(
     )
 
 
+def expected_matrices(n_layer: int) -> set[str]:
+    """Return the names of the matrices that a network has."""
+    layers = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    return {EMBEDDING, POSITIONS, *(f"h.{layer}.{name}.weight" for layer in range(n_layer) for name in layers)}
+
+
 def matrix_widths(model: ir.Model) -> dict[str, int]:
     """Return the length of the rows that blocks lie along, for each matrix by name."""
     weights = model.graph.initializers

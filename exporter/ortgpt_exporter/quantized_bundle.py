@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +31,15 @@ from ortgpt_exporter.evidence import (
     sample_rows,
     split_rows,
 )
-from ortgpt_exporter.quantize import BITS, Recipe, Report, make_recipe, matrix_widths, quantize_graph
+from ortgpt_exporter.quantize import (
+    BITS,
+    Recipe,
+    Report,
+    expected_matrices,
+    make_recipe,
+    matrix_widths,
+    quantize_graph,
+)
 from ortgpt_exporter.steps import OnProgress, Steps
 from ortgpt_exporter.verify import rounded
 from ortgpt_models.folder import write_folder
@@ -66,24 +75,27 @@ def quantize_bundle(
     out: str | Path,
     quantization: Quantization,
     *,
+    external_data: bool = False,
     force: bool = False,
     on_progress: OnProgress = lambda progress: None,
 ) -> Bundle:
     """Quantise a native float32 bundle into the folder `out`, measure both, and return the new one opened.
 
-    Where 4 bits fail the gate, the matrices that rounding changed most get 8, up to half of them. Raises ExportError
-    for a bundle of another kind, a recipe that does not fit or a gate that fails; BundleError, FileExistsError or
-    another OSError.
+    Weights of more than 1.5 GB, or any with `external_data`, get a file of their own. Where 4 bits fail the gate, the
+    matrices that rounding changed most get 8, up to half of them. Raises ExportError for a bundle of another kind, a
+    recipe that does not fit or a gate that fails; OptionError, BundleError, FileExistsError or another OSError.
     """
     check_quantization(quantization)
-    source, out = open_bundle(bundle), Path(out)
+    source, out = open_bundle(bundle), Path(os.path.abspath(out))
     check_source(source)
     check_target(out, force=force)
-    recipe = recipe_for(source, quantization)
     with write_folder(out, replace=force) as folder, ortgpt.load(source.path, device=Target.CPU) as generator:
+        recipe = recipe_for(source, quantization)  # after the bundle was found intact
         name, rows, size_bytes = eval_rows(generator, quantization.eval_text)
         steps = Steps(on_progress, len(rows) + 4)
-        candidate, recipe, report, likeness = _attempt(generator, folder, quantization, recipe, rows, steps)
+        candidate, recipe, report, likeness = _attempt(
+            generator, folder, quantization, recipe, rows, steps, external_data
+        )
         steps.next("measuring independence")
         independence = measure_independence(candidate, rows)
         steps.next("measuring speed")
@@ -114,8 +126,10 @@ def check_quantization(quantization: Quantization) -> None:
 
 def check_source(source: Bundle) -> None:
     """Raise ExportError unless a bundle is one to quantise."""
-    found = source.manifest.precision.dtype, source.manifest.graphs[0].flavour
-    if found != (DType.FLOAT32, Flavour.NATIVE):
+    graph = source.manifest.graphs[0]
+    found = source.manifest.precision.dtype, graph.flavour
+    cache_dtype = None if graph.cache is None else graph.cache.dtype
+    if (*found, cache_dtype) != (DType.FLOAT32, Flavour.NATIVE, DType.FLOAT32):
         raise ExportError(
             f"{source.path} is {' and '.join(found)} (accepted: float32 and native); export the checkpoint anew, or "
             "name the bundle that this one was made of"
@@ -124,8 +138,15 @@ def check_source(source: Bundle) -> None:
 
 def recipe_for(source: Bundle, asked: Quantization) -> Recipe:
     """Return the recipe asked for. Raises ExportError where it does not fit the matrices of the bundle."""
+    widths = matrix_widths(ir.load(source.path / File.MODEL))
+    missing = expected_matrices(source.config.n_layer) - widths.keys()
+    if missing:
+        raise ExportError(
+            f"{source.path / File.MODEL} has no float32 matrix {min(missing)} ({len(missing)} are missing); export the "
+            "checkpoint anew"
+        )
     return make_recipe(
-        matrix_widths(ir.load(source.path / File.MODEL)),
+        widths,
         dtype=asked.dtype,
         method=asked.method,
         block_size=asked.block_size,
@@ -151,13 +172,19 @@ def eval_rows(generator: Generator, path: Path | None) -> tuple[str, list[list[i
 
 
 def _attempt(
-    generator: Generator, folder: Path, asked: Quantization, recipe: Recipe, rows: list[list[int]], steps: Steps
+    generator: Generator,
+    folder: Path,
+    asked: Quantization,
+    recipe: Recipe,
+    rows: list[list[int]],
+    steps: Steps,
+    external_data: bool,
 ) -> tuple[Engine, Recipe, Report, Likeness]:
     """Quantise and measure; in 4 bits, widen the most sensitive matrices as long as the gate fails."""
     parts = [0, *_WIDENED] if asked.dtype == DType.INT4 else [0]
     steps.next(f"rounding to {asked.dtype}")
     for place, part in enumerate(parts):
-        candidate, report = open_quantized(generator.bundle, folder, recipe)
+        candidate, report = open_quantized(generator.bundle, folder, recipe, external_data=external_data)
         likeness = compare(
             generator.engine, candidate, rows, on_row=(lambda: steps.next("measuring")) if part == 0 else lambda: None
         )
@@ -184,13 +211,16 @@ def _most_sensitive(report: Report, part: int) -> tuple[str, ...]:
     return tuple(sorted(layers[-(-len(layers) * (part - 1) // part) :]))
 
 
-def open_quantized(source: Bundle, folder: Path, recipe: Recipe) -> tuple[Engine, Report]:
+def open_quantized(
+    source: Bundle, folder: Path, recipe: Recipe, *, external_data: bool = False
+) -> tuple[Engine, Report]:
     """Write all files of a quantised bundle but its manifest into `folder`, in place of what is there, and open it."""
     model = ir.load(source.path / File.MODEL)
     report = quantize_graph(model, recipe, n_layer=source.config.n_layer)
+    ir.external_data.load_to_model(model)  # what was not quantised may lie in the source's own file of weights
     for path in folder.iterdir():
         path.unlink()
-    save_graph(model, folder, external_data=False)
+    save_graph(model, folder, external_data=external_data)
     for name in _COPIED:
         shutil.copyfile(source.path / name, folder / name)
     draft = replace(source, path=folder)

@@ -151,4 +151,6 @@ def _steps(
 def _oracle(gpt: GPT, ids: Sequence[int], places: npt.NDArray[np.int64]) -> Logits:
     """Return PyTorch's logits (places, vocab_size) of one row, computed from nothing."""
     logits: Logits = gpt(torch.tensor([ids]), logit_positions=torch.from_numpy(places)[None])[0].numpy()
+    if not np.isfinite(logits).all():
+        raise ExportError("the network itself computes NaN or infinity; its weights are damaged or too large")
     return logits

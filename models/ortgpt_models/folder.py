@@ -17,9 +17,28 @@ def write_folder(out: Path, *, replace: bool = False) -> Iterator[Path]:
     With `replace`, a folder already at `out` stays in place until the new one is whole; the caller decides whether it
     may go. Raises FileExistsError when `out` exists and `replace` is false, and whatever the file system raises.
     """
-    out = Path(out)
+    out = Path(os.path.abspath(out))
     refuse_existing(out, replace=replace)
+    with made_parents(out), _partial_folder(out, replace=replace) as partial:
+        yield partial
+
+
+@contextlib.contextmanager
+def made_parents(out: Path) -> Iterator[None]:
+    """Make the folders that `out` is to lie in; remove those that were made, if they are empty, when an error comes."""
+    made = [folder for folder in out.parents if not folder.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def _partial_folder(out: Path, *, replace: bool) -> Iterator[Path]:
     mark = secrets.token_hex(4)
     partial, old = (out.with_name(f".{out.name}.{mark}.{suffix}") for suffix in ("partial", "old"))
     partial.mkdir()

@@ -140,6 +140,9 @@ def state_tensors(path: Path, state: Any) -> dict[str, StoredTensor]:
     odd = [f"{key!r} is a {type(value).__name__}" for key, value in state.items() if not _is_entry(key, value)]
     if odd:
         raise ModelError(f"{path} is no state dict, which has tensors by name only: {'; '.join(odd)}")
+    short = [key for key, tensor in state.items() if _is_short(tensor)]
+    if short:
+        raise ModelError(f"{path} stores fewer numbers than {', '.join(short[:5])} has; save the tensors whole")
     return {
         key: StoredTensor(key, tuple(tensor.shape), _dtype_name(tensor), partial(_itself, tensor))
         for key, tensor in state.items()
@@ -174,6 +177,13 @@ def _itself(tensor: Tensor) -> Tensor:
 
 def _is_entry(key: object, value: object) -> bool:
     return isinstance(key, str) and isinstance(value, Tensor)
+
+
+def _is_short(tensor: Tensor) -> bool:
+    """Tell whether a tensor repeats what is stored once: a few bytes could stand for terabytes."""
+    if tensor.layout != torch.strided or tensor.is_meta:
+        return False
+    return tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size()
 
 
 def _dtype_name(tensor: Tensor) -> str:

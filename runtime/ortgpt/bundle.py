@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from ortgpt.errors import BundleError, BundleNotFoundError
 from ortgpt.manifest import Check, Evidence, FileEntry, GraphSpec, Manifest, Precision, Source, sealed_text
 from ortgpt.strict_json import read_json_object
 
-_OWN_NAMES = frozenset(value for name, value in vars(File).items() if name.isupper())
+OWN_NAMES = frozenset(value for name, value in vars(File).items() if name.isupper())
 _MOST = 2**31 - 1  # what the graph can count
 _REQUIRED = (File.CONFIG, File.GENERATION_CONFIG, File.VOCAB, File.MERGES)
 
@@ -145,9 +146,10 @@ def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
         raise BundleError(_damaged(folder, faults))
     files = describe_files(folder, manifest.files)
     changed = [name for name, entry in files.items() if entry != manifest.files[name]]
-    partial = folder / f".{File.MANIFEST}.partial"
+    partial = folder / f".{File.MANIFEST}.{secrets.token_hex(4)}.partial"
     try:
-        partial.write_text(sealed_text(values, files), encoding="utf-8")
+        with partial.open("x", encoding="utf-8") as file:  # never through a link that lies in wait
+            file.write(sealed_text(values, files))
         os.replace(partial, folder / File.MANIFEST)
     finally:
         partial.unlink(missing_ok=True)
@@ -156,7 +158,7 @@ def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
 
 def is_bundle_name(name: str) -> bool:
     """Tell whether a file of this name in a bundle's folder would be taken for a part of it."""
-    return name in _OWN_NAMES or ".onnx" in name
+    return name in OWN_NAMES or ".onnx" in name
 
 
 def describe_files(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -46,7 +47,14 @@ class JsonReader:
         return value
 
     def number(self, *keys: str) -> float:
-        return float(self._get((int, float), "a number", 0.0, *keys))
+        value = self._get((int, float), "a number", 0.0, *keys)
+        try:
+            found = float(value)
+        except OverflowError:
+            found = math.inf
+        if not math.isfinite(found):
+            self.fault(".".join(keys), "a number beyond all bounds", "a number")
+        return found
 
     def choice(self, accepted: tuple[str, ...], *keys: str) -> str:
         value = self.text(*keys)

@@ -208,7 +208,7 @@ class Manifest:
             verification=tuple(_read_check(item) for item in reader.readers(Key.VERIFICATION, least=0)),
             evidence=_read_evidence(reader),
         )
-        if not re.fullmatch(r"\d+(\.\d+)*", manifest.minimum_onnxruntime):
+        if not re.fullmatch(r"\d{1,6}(\.\d{1,6})*", manifest.minimum_onnxruntime):
             reader.fault(Key.MINIMUM_ONNXRUNTIME, manifest.minimum_onnxruntime, "a version like 1.23.0")
         if reader.faults:
             raise BundleError("the manifest has faults: " + "; ".join(reader.faults))
@@ -242,14 +242,29 @@ def _graph_values(graph: GraphSpec) -> dict[str, Any]:
     }
 
 
+_MAY_BE_ZERO = ("kl", "top1", "top5")
+
+
 def _read_evidence(reader: JsonReader) -> Evidence | None:
     """Read the evidence, whose keys are the fields of its dataclass; a manifest of minor format 0 has none."""
-    if reader.values.get(Key.EVIDENCE) is None:
+    stated = reader.values.get(Key.EVIDENCE)
+    if stated is None:
+        return None
+    if not isinstance(stated, Mapping):
+        reader.fault(Key.EVIDENCE, stated, "an object or null")
         return None
     readers = {"int": reader.integer, "float": reader.number, "str": reader.text, "tuple[str, ...]": reader.texts}
     values = {
         item.name: readers.get(str(item.type), reader.mapping)(Key.EVIDENCE, item.name) for item in fields(Evidence)
     }
+    for name, value in values.items():
+        if isinstance(value, float) and value <= 0 and name not in _MAY_BE_ZERO:
+            reader.fault(f"{Key.EVIDENCE}.{name}", value, "a number above 0")
+    for name in ("matrices", "left_out"):
+        kind = int if name == "matrices" else str
+        found = values[name]
+        if isinstance(found, Mapping) and not all(isinstance(value, kind) for value in found.values()):
+            reader.fault(f"{Key.EVIDENCE}.{name}", values[name], f"an object of {kind.__name__} values")
     return Evidence(**values)  # type: ignore[arg-type]  # each reader returns what its field's type says
 
 

@@ -174,7 +174,7 @@ def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[s
             f"this bundle is made for {_list(targets)}, but ONNX Runtime here has only {_list(providers)}; "
             "choose device cpu to run it there"
         )
-    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", device) if isinstance(device, str) else None
+    match = re.fullmatch(r"cpu|cuda(?::(\d{1,4}))?", device) if isinstance(device, str) else None
     if match is None:
         raise OptionError(f"device = {device!r} (accepted: auto, cpu, cuda, cuda:N)")
     chosen = Device(device.partition(":")[0], int(match[1] or 0))

@@ -79,7 +79,9 @@ def test_a_graph_that_fails_its_verification_is_not_written(
     assert names(tmp_path) == []
 
 
-def test_force_replaces_a_bundle_and_nothing_else(small_checkpoint: Path, tmp_path: Path) -> None:
+def test_force_replaces_a_bundle_and_nothing_else(
+    small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     export_bundle(small_checkpoint, out)
     other = write_checkpoint(tmp_path / "other", seed=9)
@@ -89,6 +91,16 @@ def test_force_replaces_a_bundle_and_nothing_else(small_checkpoint: Path, tmp_pa
     with pytest.raises(FileExistsError, match=r"also holds notes\.txt"):
         export_bundle(other, out, force=True)
     (out / "notes.txt").unlink()
+    (out / "my.onnx.notes").mkdir()
+    (out / "backup.onnx").touch()
+    with pytest.raises(FileExistsError, match=r"also holds backup\.onnx, my\.onnx\.notes"):
+        export_bundle(other, out, force=True)
+    (out / "my.onnx.notes").rmdir()
+    (out / "backup.onnx").unlink()
+    monkeypatch.chdir(out)
+    with pytest.raises(FileExistsError, match="is the current folder"):
+        export_bundle(other, ".", force=True)
+    monkeypatch.chdir(tmp_path)
     (out / "vocab.json").unlink()  # even a damaged bundle
     assert export_bundle(other, out, force=True).manifest.source.id == "other"
     (tmp_path / "home").mkdir()

@@ -15,12 +15,12 @@ import torch
 
 import ortgpt
 from ortgpt import OptionError
-from ortgpt.bundle import open_bundle
+from ortgpt.bundle import open_bundle, seal_bundle
 from ortgpt_exporter import ExportError, export_bundle, quantize_bundle
 from ortgpt_exporter.checkpoint import find_folder
 from ortgpt_exporter.evidence import compare, measure_independence, split_rows
 from ortgpt_exporter.quantized_bundle import Quantization
-from ortgpt_models import load_gpt, save_gpt
+from ortgpt_models import ModelError, load_gpt, save_gpt
 from outliers import inject
 from support import TEXT, write_checkpoint
 
@@ -220,6 +220,17 @@ def test_a_changed_evidence_is_noticed(bundles: dict[str, Path], tmp_path: Path)
     (folder / "ortgpt.json").write_text(json.dumps(values))
     with pytest.raises(ortgpt.BundleError, match="sha256"):
         open_bundle(folder)
+    for bad, reason in (
+        ({"baseline_perplexity": 0.0}, r"evidence\.baseline_perplexity = 0\.0 \(accepted: a number above 0"),
+        ({"kl": 10**400}, r"evidence\.kl = 'a number beyond"),
+        ({"matrices": {"int8": "all"}}, r"evidence\.matrices = .*int values"),
+    ):
+        (folder / "ortgpt.json").write_text(json.dumps(values | {"evidence": values["evidence"] | bad}))
+        with pytest.raises(ortgpt.BundleError, match=reason):
+            open_bundle(folder)
+    (folder / "ortgpt.json").write_text(json.dumps(values | {"evidence": "x"}))
+    with pytest.raises(ortgpt.BundleError, match=r"evidence = 'x' \(accepted: an object or null\)$"):
+        open_bundle(folder)
     values["evidence"]["tokens"] = "many"
     del values["evidence"]["kl"]
     (folder / "ortgpt.json").write_text(json.dumps(values))
@@ -244,3 +255,58 @@ def test_models_with_outliers_lose_no_more_than_others(kind: str, tmp_path: Path
         assert evidence is not None
         assert 0.99 < evidence.perplexity_ratio < most
         assert evidence.kl < {"int8": 0.002, "int4": 0.03}[dtype]
+
+
+def test_weights_in_a_file_of_their_own_are_quantised_and_may_lie_so_again(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "wide", n_embd=128)  # wide enough for each bias to lie there
+    source = export_bundle(checkpoint, tmp_path / "float32", external_data=True).path
+    assert "model.onnx.data" in names(source)
+    asked = Quantization(dtype="int8", max_perplexity_ratio=2)
+    inside = quantize_bundle(source, tmp_path / "inside", asked).path
+    assert "model.onnx.data" not in names(inside)
+    beside = quantize_bundle(source, tmp_path / "beside", asked, external_data=True).path
+    assert (beside / "model.onnx.data").stat().st_size > 3 * (beside / "model.onnx").stat().st_size
+    shutil.rmtree(source)
+    ids = []
+    for path in (inside, beside):
+        with ortgpt.load(path) as generator:
+            ids.append(generator.generate("It is", max_new_tokens=20).token_ids)
+    assert ids[0] == ids[1]
+
+
+def test_damaged_or_foreign_graphs_are_named_before_any_work(
+    source: Path, bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    damaged = Path(shutil.copytree(source, tmp_path / "damaged"))
+    model = (damaged / "model.onnx").read_bytes()
+    (damaged / "model.onnx").write_bytes(b"\0" * 4000 + model[4000:])
+    with pytest.raises(ortgpt.BundleError, match="sha256"):
+        quantize_bundle(damaged, tmp_path / "out", Quantization(dtype="int8"))
+    foreign = Path(shutil.copytree(source, tmp_path / "foreign"))
+    shutil.copy(bundles["int8"] / "model.onnx", foreign)
+    seal_bundle(foreign)
+    with pytest.raises(ExportError, match=r"has no float32 matrix h\.0\.attn\.c_attn\.weight \(10 are missing\)"):
+        quantize_bundle(foreign, tmp_path / "out", Quantization(dtype="int8"))
+    assert names(tmp_path) == ["damaged", "foreign"]
+
+
+def test_what_fails_leaves_no_folder_above_it(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="fails its gate"):
+        quantize_bundle(source, tmp_path / "a" / "b" / "out", Quantization(dtype="int8", max_kl=1e-12))
+    with pytest.raises(ModelError, match="does not exist"):
+        export_bundle(tmp_path / "none", tmp_path / "c" / "d" / "out", dtype="int8")
+    one = write_checkpoint(tmp_path / "one", n_positions=1, n_embd=64)
+    with pytest.raises(ExportError, match="context of 1 token"):
+        export_bundle(one, tmp_path / "e" / "out", dtype="int8")
+    assert names(tmp_path) == ["one"]
+
+
+def test_a_network_that_overflows_is_blamed_itself(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "large")
+    gpt = load_gpt(folder)
+    with torch.no_grad():
+        gpt.ln_f.weight.data = gpt.ln_f.weight * 1e38
+        gpt.wte.weight.data = gpt.wte.weight * 1e30
+    save_gpt(gpt, folder)
+    with pytest.raises(ExportError, match="the network itself computes NaN or infinity"):
+        export_bundle(folder, tmp_path / "out")

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from ortgpt_models import ModelError
-from ortgpt_models.tensor_files import load_torch_file, open_tensor_file
+from ortgpt_models.tensor_files import load_torch_file, open_tensor_file, state_tensors
 
 
 class Hostile:
@@ -111,3 +111,9 @@ def test_a_torchscript_archive_is_refused_without_a_warning(tmp_path: Path, recw
     with pytest.raises(ModelError, match="TorchScript archives"):
         load_torch_file(path)
     assert not recwarn.list
+
+
+def test_tensors_that_repeat_what_is_stored_once_are_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1).expand(2**20, 2**20), "b": torch.ones(3)}, tmp_path / "x.bin")
+    with pytest.raises(ModelError, match="stores fewer numbers than a has"):
+        state_tensors(tmp_path / "x.bin", load_torch_file(tmp_path / "x.bin"))

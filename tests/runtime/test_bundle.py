@@ -306,3 +306,11 @@ def test_a_truncated_model_with_a_true_manifest_is_an_error_of_the_bundle(bundle
     seal_bundle(bundle)
     with pytest.raises(BundleError, match="ONNX Runtime cannot open"):
         ortgpt.load(bundle)
+
+
+def test_seal_writes_through_no_link(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("mine")
+    (bundle / ".ortgpt.json.partial").symlink_to(tmp_path / "victim")
+    seal_bundle(bundle)
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert not (bundle / "ortgpt.json").is_symlink()
