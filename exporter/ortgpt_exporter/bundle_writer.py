@@ -112,6 +112,8 @@ def export_bundle(
     form = Form.make(flavour=flavour, target=target, dtype=dtype, external_data=external_data)
     out = Path(os.path.abspath(out))
     check_target(out, force=force)
+    if quantization is not None and quantization.dtype != form.dtype:
+        raise OptionError(f"quantization.dtype = {quantization.dtype!r} (accepted: the dtype itself, {form.dtype})")
     if form.dtype in BITS:
         quantization = Quantization(dtype=form.dtype) if quantization is None else quantization
         check_quantization(quantization)

@@ -1,4 +1,4 @@
-"""The commands that need the [export] extra: export and train. Imports torch only when one of them runs."""
+"""The commands that need the [export] extra: export, quantize and train. Imports torch only when one of them runs."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def matrix_widths(model: ir.Model) -> dict[str, int]:
 
 
 def quantize_graph(model: ir.Model, recipe: Recipe, *, n_layer: int) -> Report:
-    """Quantise a native float32 graph in place. Raises ExportError when a matrix is left that should not be."""
+    """Quantise a native float32 graph in place, and report what became of its matrices."""
     initializers = model.graph.initializers
     report = Report(parameters=sum(value.const_value.size for value in initializers.values() if value.const_value))
     weights = {name: _array(value) for name, value in initializers.items() if name.startswith("h.")}
@@ -161,16 +161,9 @@ def _matrix_of(node: ir.Node) -> str | None:
     """Return the name of the weight matrix that a node multiplies by or looks up in, if it does."""
     place = {"MatMul": 1, "FusedMatMul": 1, "Gather": 0}.get(node.op_type)
     value = None if place is None else node.inputs[place]
-    return value.name if value is not None and value.is_initializer() and value.name in _named(node) else None
-
-
-def _named(node: ir.Node) -> Mapping[str, Any]:
-    assert node.graph is not None
-    return {
-        name: value
-        for name, value in node.graph.initializers.items()
-        if value.shape is not None and len(value.shape) == 2
-    }
+    if value is None or not value.is_initializer() or value.shape is None or len(value.shape) != 2:
+        return None
+    return value.name
 
 
 def _is_transposed(node: ir.Node) -> bool:

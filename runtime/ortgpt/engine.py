@@ -109,9 +109,8 @@ class Engine:
         started = time.perf_counter()
         tokens = max(len(row.prompt_ids) + row.max_new_tokens - 1 for row in rows)  # the last token is never fed back
         cache = self.new_cache(len(rows), tokens)
-        prefill = self._prefill_call(cache, [row.prompt_ids for row in rows])
+        call = self._prefill_call(cache, [row.prompt_ids for row in rows])
         timings.prefill_s = time.perf_counter() - started
-        call = prefill
         step_call = self.new_call(cache)
         select = None if self.selector is None else self.selector.new_call(len(rows))
         lengths = cache.lengths.copy()

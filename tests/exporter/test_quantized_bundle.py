@@ -171,6 +171,13 @@ def test_a_gate_that_fails_widens_matrices_and_then_writes_nothing(source: Path,
     assert mixed.evidence.matrices["int8"] == 1 + len(mixed.precision.parameters["wider"])
 
 
+@pytest.mark.parametrize("dtype", [None, "float32", "int4"])
+def test_a_quantisation_of_another_dtype_is_refused(dtype: str | None, checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"quantization\.dtype = 'int8'"):
+        export_bundle(checkpoint, tmp_path / "out", dtype=dtype, quantization=Quantization(dtype="int8"))
+    assert names(tmp_path) == []
+
+
 def test_export_goes_by_way_of_float32_and_leaves_nothing_of_it(checkpoint: Path, tmp_path: Path) -> None:
     asked = Quantization(dtype="int8", max_perplexity_ratio=1.5)
     bundle = export_bundle(checkpoint, tmp_path / "new" / "out", dtype="int8", quantization=asked)
