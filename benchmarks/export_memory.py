@@ -1,6 +1,6 @@
 """Export random weights in the shape of each preset, and print peak memory and time: `make bench-export`.
 
-Needs 20 GB of disk for gpt2-xl; name presets to measure fewer.
+Needs 20 GB of disk for gpt2-xl; name presets or dtypes to measure fewer. Peak memory counts the pages of mapped files.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+PRESETS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+DTYPES = ("float32", "float16", "int8", "int4")
 TESTS = Path(__file__).parents[1] / "tests"
 WRITE = """
 import sys; from pathlib import Path; from transformers import GPT2Config, GPT2LMHeadModel
@@ -35,8 +37,8 @@ def run(code: str, *arguments: str) -> str:
 
 
 print(f"{'preset':<14}{'dtype':<10}{'peak memory, GB':>16}{'time, s':>9}{'bundle, MB':>12}")
-for preset in sys.argv[1:] or ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"):
-    for dtype in ("float32", "float16"):
+for preset in [name for name in PRESETS if name in sys.argv] or PRESETS:
+    for dtype in [name for name in DTYPES if name in sys.argv] or DTYPES:
         with tempfile.TemporaryDirectory(dir="build" if Path("build").is_dir() else None) as folder:
             run(WRITE, preset, f"{folder}/checkpoint")
             answer = run(EXPORT, f"{folder}/checkpoint", f"{folder}/out", dtype)

@@ -35,6 +35,11 @@ class Blocks:
     def block_size(self) -> int:
         return int(self.integers.shape[2])
 
+    @property
+    def packed_width(self) -> int:
+        """The bytes of a packed block."""
+        return self.block_size * self.bits // 8
+
     def packed(self) -> Bytes:
         """Return the integers, two to a byte in 4 bits, the first in the low half: (rows, blocks, bytes)."""
         return _pack(self.integers, self.bits)
@@ -144,8 +149,9 @@ def _squared_errors(blocks: Floats, integers: Bytes, scales: Floats, zero_points
     return errors
 
 
+SEARCH = "scale-search"
 METHODS: Mapping[str, Callable[[Floats, int], _Part]] = {
-    "scale-search": _scale_search,
+    SEARCH: _scale_search,
     "rtn": _round_to_nearest,
     "k-quant": _k_quant,
     "hqq": _hqq,

@@ -21,6 +21,7 @@ from ortgpt.contract import (
     Flavour,
     Key,
     Promise,
+    RecipeName,
     Role,
     Target,
     selector_tensors,
@@ -37,8 +38,8 @@ from ortgpt_exporter.export import cache_head_dim, export_graph, tensors_of
 from ortgpt_exporter.hub import DownloadProgress
 from ortgpt_exporter.optimize import optimize_graph
 from ortgpt_exporter.portable_files import portable_files
-from ortgpt_exporter.quantize import BITS
 from ortgpt_exporter.quantized_bundle import Quantization, check_quantization, quantize_bundle
+from ortgpt_exporter.recipe import BITS
 from ortgpt_exporter.select_graph import select_graph
 from ortgpt_exporter.steps import OnProgress, Progress, Steps
 from ortgpt_exporter.verify import TOLERANCES, check_names, verify, verify_selector
@@ -50,7 +51,7 @@ from ortgpt_models.folder import made_parents, write_folder
 DTYPES = {
     (Flavour.NATIVE, Target.CPU): (DType.FLOAT32, DType.FLOAT16, *BITS),
     (Flavour.NATIVE, Target.CUDA): (DType.FLOAT16,),
-    (Flavour.PORTABLE, Target.CPU): (DType.FLOAT32, DType.FLOAT16),
+    (Flavour.PORTABLE, Target.CPU): (DType.FLOAT32, DType.FLOAT16, *BITS),
 }
 _logger = logging.getLogger("ortgpt_exporter")
 
@@ -121,6 +122,7 @@ def export_bundle(
             whole = export_bundle(
                 checkpoint,
                 Path(folder) / "float32",
+                flavour=form.flavour,
                 tokenizer=tokenizer,
                 adapter=adapter,
                 revision=revision,
@@ -179,7 +181,7 @@ def _write(loaded: Checkpoint, form: Form, folder: Path, steps: Steps) -> Manife
         onnx.save(select_graph(config.vocab_size, allowed), folder / File.SELECT)
     return Manifest(
         graphs=tuple(graphs),
-        precision=Precision(dtype=form.dtype, recipe="none", promise=form.promise),
+        precision=Precision(dtype=form.dtype, recipe=RecipeName.NONE, promise=form.promise),
         source=loaded.source,
         files=describe_files(folder, [path.name for path in folder.iterdir()]),
         minimum_onnxruntime=MINIMUM_ONNXRUNTIME,

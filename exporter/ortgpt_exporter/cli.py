@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from ortgpt_exporter.steps import Progress as ExportProgress
     from ortgpt_models.train import Progress as TrainProgress
 
-_QUANTIZATION = ("method", "block_size", "head_dtype", "eval_text", "max_perplexity_ratio", "max_kl")
+_METHODS = (
+    "scale-search", "rtn", "k-quant", "hqq", "gptq", "w8a8",
+    "dynamic-avx2", "dynamic-avx512", "dynamic-avx512-vnni", "dynamic-arm64",
+)  # fmt: skip
+_QUANTIZATION = ("method", "block_size", "head_dtype", "calibration", "eval_text", "max_perplexity_ratio", "max_kl")
 _EXTRA_MODULES = (
     "torch",
     "onnx",
@@ -32,7 +36,9 @@ _EXTRA_MODULES = (
     "huggingface_hub",
     "httpx2",
     "matplotlib",
+    "optimum",
 )
+_EXTRAS = {"matplotlib": "ortgpt[plot]", "optimum": "ortgpt[cpu,export,optimum]"}
 
 
 def _quantization_options(command: Any) -> Any:
@@ -40,14 +46,18 @@ def _quantization_options(command: Any) -> Any:
     options = (
         click.option(
             "--method",
-            type=click.Choice(["scale-search", "rtn", "k-quant", "hqq"]),
-            help="How weights are rounded. [default: scale-search]",
+            type=click.Choice(_METHODS),
+            help="How weights are rounded. w8a8 (int8): one scale a row of activations, faster prefill, slower decode. "
+            "dynamic-…: Optimum's, portable int8 only. [default: scale-search; portable int8: w8a8]",
         ),
         click.option("--block-size", type=int, help="Weights that share a scale: 128, 64, 32 or 16. [default: 128]"),
         click.option(
             "--head-dtype",
             type=click.Choice(["int8", "int4"]),
             help="Precision of embedding and head. [default: as the rest, in int4 with blocks of 32]",
+        ),
+        click.option(
+            "--calibration", type=click.Path(path_type=Path), help="The text that the method gptq reads, UTF-8."
         ),
         click.option(
             "--eval",
@@ -136,7 +146,7 @@ def quantize(
     bundle: Path, out: Path | None, dtype: str | None, external_data: bool, force: bool, sweep: bool,
     plot: Path | None, **asked: Any,
 ) -> None:  # fmt: skip
-    """Quantise the native float32 BUNDLE, and measure what it costs; a bundle that fails its gate is not written."""
+    """Quantise the float32 BUNDLE, and measure what it costs; a bundle that fails its gate is not written."""
     if sweep:
         eval_text = asked.pop("eval_text")
         given = [("--out", out), ("--dtype", dtype), ("--external-data", external_data or None)]
@@ -285,7 +295,7 @@ def one_line_errors() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _EXTRA_MODULES:
             raise
-        extra = "ortgpt[plot]" if error.name == "matplotlib" else "ortgpt[cpu,export]"
+        extra = _EXTRAS.get(error.name.partition(".")[0], "ortgpt[cpu,export]")
         raise click.ClickException(
             f"this command needs {error.name}, which is not installed; run `pip install '{extra}'`"
         ) from error

@@ -24,6 +24,7 @@ _ROWS, _ROW_TOKENS = 16, 128
 _PIECE = 64  # positions whose logits are held at once
 _TOP = 5
 _INDEPENDENCE_ROWS, _INDEPENDENCE_TOKENS = 8, 128
+_STRANGE_TOKENS = 64
 _SPEED_PROMPT, _SPEED_STEPS, _SPEED_RUNS = 128, 24, 3
 
 Ids = list[int]
@@ -63,6 +64,7 @@ class Independence:
 
     logit_bound: float
     batch_flips: float
+    outlier_flips: float
     piece_flips: float
     step_flips: float
 
@@ -156,26 +158,40 @@ def _log_softmax(logits: Logits) -> Logits:
 
 
 def measure_independence(engine: Engine, rows: Sequence[Ids]) -> Independence:
-    """Compute the same tokens one a step alone, in a batch, in a whole prefill, and four a step, and compare."""
+    """Compute the same tokens alone, one a step, and otherwise, and compare.
+
+    Otherwise is in a batch, beside a row of outliers, in a whole prefill, and four a step.
+    """
     cut = [list(ids[: _INDEPENDENCE_TOKENS + 1]) for ids in rows[:_INDEPENDENCE_ROWS]]
     length = min(map(len, cut))
     texts = [ids[:length] for ids in cut]
-    alone = np.stack([_stepwise(engine, [ids], 1)[0] for ids in texts])
-    together = _stepwise(engine, texts, 1)
-    fours = np.stack([_stepwise(engine, [ids], 4)[0] for ids in texts])
+    outliers = [_strangest_id(engine)] * length
     places = np.arange(length)[None]
-    whole = np.stack([engine.prefill(engine.new_cache(1, length), [ids], places)[0] for ids in texts])
-    moved = max(float(np.abs(other - alone).max()) for other in (together, fours, whole))
+    alone = np.stack([_stepwise(engine, [ids], 1)[0] for ids in texts])
+    moved = 0.0
 
     def flips(other: Logits) -> float:
-        return float(1000 * (other.argmax(-1) != alone.argmax(-1)).mean())
+        nonlocal moved
+        moved = max(moved, float(np.abs(other - alone).max()))
+        return rounded(float(1000 * (other.argmax(-1) != alone.argmax(-1)).mean()))
 
-    return Independence(
-        logit_bound=rounded(moved),
-        batch_flips=rounded(flips(together)),
-        piece_flips=rounded(flips(whole)),
-        step_flips=rounded(flips(fours)),
-    )
+    found = {
+        "batch_flips": flips(_stepwise(engine, texts, 1)),
+        "outlier_flips": flips(np.stack([_stepwise(engine, [ids, outliers], 1)[0] for ids in texts])),
+        "piece_flips": flips(
+            np.stack([engine.prefill(engine.new_cache(1, length), [ids], places)[0] for ids in texts])
+        ),
+        "step_flips": flips(np.stack([_stepwise(engine, [ids], 4)[0] for ids in texts])),
+    }
+    return Independence(logit_bound=rounded(moved), **found)
+
+
+def _strangest_id(engine: Engine) -> int:
+    """Return, of tokens spread over the vocabulary, the one whose logits are largest: it drives activations far."""
+    count = min(_STRANGE_TOKENS, engine.allowed_vocab_size)
+    ids = [index * engine.allowed_vocab_size // count for index in range(count)]
+    logits = np.concatenate([engine.prefill(engine.new_cache(1, 1), [[token_id]])[:, 0] for token_id in ids])
+    return ids[int(np.abs(logits).max(axis=1).argmax())]
 
 
 def _stepwise(engine: Engine, texts: Sequence[Ids], width: int) -> Logits:

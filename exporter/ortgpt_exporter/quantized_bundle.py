@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
 import ortgpt
 from ortgpt.bundle import Bundle, describe_files, open_bundle
-from ortgpt.contract import DType, File, Flavour, Key, Promise, Target
+from ortgpt.contract import DType, File, Key, Promise, RecipeName, Target
 from ortgpt.cpus import cpu_features
 from ortgpt.engine import Engine
 from ortgpt.errors import OptionError
 from ortgpt.generator import Generator
 from ortgpt.manifest import Evidence, Manifest, Precision
 from ortgpt.session import Device, open_graph
+from ortgpt.tokenizer import Tokenizer
 from ortgpt_exporter.bundle_folder import check_target, save_graph, weight_bytes
+from ortgpt_exporter.calibrate import MOST_TOKENS, ROW_TOKENS, Calibration
+from ortgpt_exporter.dynamic import quantize_dynamic
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.evidence import (
     Independence,
@@ -32,35 +37,38 @@ from ortgpt_exporter.evidence import (
     split_rows,
 )
 from ortgpt_exporter.quantize import (
-    BITS,
-    Recipe,
+    FindHessian,
     Report,
+    balance,
     expected_matrices,
-    make_recipe,
     matrix_widths,
+    product_inputs,
     quantize_graph,
 )
-from ortgpt_exporter.steps import OnProgress, Steps
+from ortgpt_exporter.recipe import BITS, DYNAMIC, GPTQ, Recipe, make_recipe
+from ortgpt_exporter.steps import OnProgress, Progress, Steps
 from ortgpt_exporter.verify import rounded
 from ortgpt_models.folder import write_folder
 
 _MOST_RATIO = {DType.INT8: 1.01, DType.INT4: 1.05}
 _WIDENED = (4, 2)  # after a failed gate in 4 bits, one in so many matrices gets 8 bits: first a quarter, then half
-_COPIED = (File.CONFIG, File.GENERATION_CONFIG, File.VOCAB, File.MERGES)
+_NOT_COPIED = (File.MODEL, File.MODEL_DATA)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """What is asked for; None is chosen (see quantize.make_recipe). `eval_text` is a UTF-8 file to measure on.
+    """What is asked for; None is chosen (see recipe.make_recipe).
 
-    By default 2,048 tokens drawn from the float32 model itself are. The gate: the bundle is written only if the
-    ratio of perplexities, and the mean KL divergence in nats where given, are no more than these.
+    `calibration` is the UTF-8 file that the method gptq reads: it wants one, and no other method takes one. `eval_text`
+    is the file to measure on, by default 2,048 tokens drawn from the float32 model itself. The gate: the bundle is
+    written only if the ratio of perplexities, and the mean KL divergence in nats where given, are no more than these.
     """
 
     dtype: str
     method: str | None = None
     block_size: int | None = None
     head_dtype: str | None = None
+    calibration: Path | None = None
     eval_text: Path | None = None
     max_perplexity_ratio: float | None = None
     max_kl: float | None = None
@@ -79,7 +87,7 @@ def quantize_bundle(
     force: bool = False,
     on_progress: OnProgress = lambda progress: None,
 ) -> Bundle:
-    """Quantise a native float32 bundle into the folder `out`, measure both, and return the new one opened.
+    """Quantise a float32 bundle into the folder `out`, measure both, and return the new one opened.
 
     Weights of more than 1.5 GB, or any with `external_data`, get a file of their own. Where 4 bits fail the gate, the
     matrices that rounding changed most get 8, up to half of them. Raises ExportError for a bundle of another kind, a
@@ -89,19 +97,23 @@ def quantize_bundle(
     source, out = open_bundle(bundle), Path(os.path.abspath(out))
     check_source(source)
     check_target(out, force=force)
-    with write_folder(out, replace=force) as folder, ortgpt.load(source.path, device=Target.CPU) as generator:
-        recipe = recipe_for(source, quantization)  # after the bundle was found intact
-        name, rows, size_bytes = eval_rows(generator, quantization.eval_text)
-        steps = Steps(on_progress, len(rows) + 4)
-        candidate, recipe, report, likeness = _attempt(
-            generator, folder, quantization, recipe, rows, steps, external_data
-        )
-        steps.next("measuring independence")
-        independence = measure_independence(candidate, rows)
-        steps.next("measuring speed")
-        evidence = _evidence(generator.engine, candidate, folder, report, likeness, name, size_bytes)
+    source.verify_hashes()
+    recipe = recipe_for(source, quantization)
+    calibration = calibration_rows(source, recipe, quantization.calibration)
+    with write_folder(out, replace=force) as folder:
+        on_progress(Progress(f"rounding to {recipe.dtype}", 0, 1))
+        job = _Job(source, folder, quantization, calibration, external_data)
+        report = job.write(recipe)  # before the float32 network is opened: both at once would take twice the memory
+        with ortgpt.load(source.path, device=Target.CPU, verify="size") as generator:
+            text = eval_rows(generator, quantization.eval_text)
+            steps = Steps(on_progress, len(text.rows) + 4, begun=1)
+            candidate, recipe, report, likeness = job.pass_gate(generator.engine, recipe, report, text.rows, steps)
+            steps.next("measuring independence")
+            independence = measure_independence(candidate, text.rows)
+            steps.next("measuring speed")
+            evidence = _evidence(generator.engine, candidate, folder, report, likeness, text)
         steps.next("writing the manifest")
-        manifest = _manifest(source, folder, recipe, independence, evidence)
+        manifest = _manifest(source, folder, recipe, calibration, independence, evidence)
         (folder / File.MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
         open_bundle(folder)
     steps.finish()
@@ -127,12 +139,12 @@ def check_quantization(quantization: Quantization) -> None:
 def check_source(source: Bundle) -> None:
     """Raise ExportError unless a bundle is one to quantise."""
     graph = source.manifest.graphs[0]
-    found = source.manifest.precision.dtype, graph.flavour
+    dtype = source.manifest.precision.dtype
     cache_dtype = None if graph.cache is None else graph.cache.dtype
-    if (*found, cache_dtype) != (DType.FLOAT32, Flavour.NATIVE, DType.FLOAT32):
+    if (dtype, cache_dtype) != (DType.FLOAT32, DType.FLOAT32):
         raise ExportError(
-            f"{source.path} is {' and '.join(found)} (accepted: float32 and native); export the checkpoint anew, or "
-            "name the bundle that this one was made of"
+            f"{source.path} is {dtype} (accepted: float32); export the checkpoint anew, or name the bundle that this "
+            "one was made of"
         )
 
 
@@ -147,6 +159,7 @@ def recipe_for(source: Bundle, asked: Quantization) -> Recipe:
         )
     return make_recipe(
         widths,
+        flavour=source.manifest.graphs[0].flavour,
         dtype=asked.dtype,
         method=asked.method,
         block_size=asked.block_size,
@@ -154,55 +167,112 @@ def recipe_for(source: Bundle, asked: Quantization) -> Recipe:
     )
 
 
-def eval_rows(generator: Generator, path: Path | None) -> tuple[str, list[list[int]], int]:
-    """Return the name of the text to measure on, its rows of ids, and its size in bytes."""
-    start_id = generator.start_id
+@dataclass(frozen=True)
+class EvalText:
+    """What is measured on: a name, rows of ids behind a start id, and what they stand for in bytes."""
+
+    name: str
+    rows: list[list[int]]
+    size_bytes: int
+
+
+def eval_rows(generator: Generator, path: Path | None) -> EvalText:
+    """Return the text to measure on. Raises ExportError where it is empty or no UTF-8."""
+    start_id, tokenizer = generator.start_id, generator.tokenizer
     if path is None:
         rows = sample_rows(generator.engine, start_id)
-        ids = [token_id for row in rows for token_id in row[1:]]
-        return "drawn from the float32 model", rows, sum(len(generator.tokenizer.token_bytes(i)) for i in ids)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ExportError(f"{path} is not UTF-8 text: {error}; convert it first") from None
-    ids = generator.tokenizer.encode(text)
+        size_bytes = sum(len(tokenizer.token_bytes(token_id)) for row in rows for token_id in row[1:])
+        return EvalText("drawn from the float32 model", rows, size_bytes)
+    text = _read(path)
+    ids = tokenizer.encode(text)
     if not ids:
         raise ExportError(f"{path} is empty; name a text to measure on")
-    return path.name, split_rows(ids, start_id, generator.engine.config.n_positions), len(text.encode())
+    return EvalText(path.name, split_rows(ids, start_id, generator.engine.config.n_positions), len(text.encode()))
 
 
-def _attempt(
-    generator: Generator,
-    folder: Path,
-    asked: Quantization,
-    recipe: Recipe,
-    rows: list[list[int]],
-    steps: Steps,
-    external_data: bool,
-) -> tuple[Engine, Recipe, Report, Likeness]:
-    """Quantise and measure; in 4 bits, widen the most sensitive matrices as long as the gate fails."""
-    parts = [0, *_WIDENED] if asked.dtype == DType.INT4 else [0]
-    steps.next(f"rounding to {asked.dtype}")
-    for place, part in enumerate(parts):
-        candidate, report = open_quantized(generator.bundle, folder, recipe, external_data=external_data)
-        likeness = compare(
-            generator.engine, candidate, rows, on_row=(lambda: steps.next("measuring")) if part == 0 else lambda: None
+@dataclass(frozen=True)
+class CalibrationText:
+    name: str
+    rows: list[list[int]]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.rows))
+
+
+def calibration_rows(source: Bundle, recipe: Recipe, path: Path | None) -> CalibrationText | None:
+    """Return the text that the method reads, evenly spread parts of a long one. None where it reads none.
+
+    Raises ExportError where it wants one, would not use one, or it is shorter than a block.
+    """
+    if recipe.method != GPTQ:
+        if path is not None:
+            raise ExportError(f"calibration = {path} would have no effect (accepted with the method {GPTQ})")
+        return None
+    if path is None:
+        raise ExportError(f"the method {GPTQ} wants a calibration text; name a UTF-8 file, of what the model will read")
+    ids = Tokenizer.load(source.path).encode(_read(path))
+    least = recipe.block_size or 1
+    if len(ids) < least:
+        raise ExportError(f"{path} has {len(ids)} tokens (accepted: a block, {least}, or more); name a longer text")
+    width = min(ROW_TOKENS, source.config.n_positions)
+    rows = [ids[begin : begin + width] for begin in range(0, len(ids), width)]
+    every = -(-len(ids) // MOST_TOKENS)
+    return CalibrationText(path.name, rows[::every])
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ExportError(f"{path} is not UTF-8 text: {error}; convert it first") from None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One bundle to make: from which, into which folder, and how."""
+
+    source: Bundle
+    folder: Path
+    asked: Quantization
+    calibration: CalibrationText | None
+    external_data: bool
+
+    def write(self, recipe: Recipe) -> Report:
+        return write_quantized(
+            self.source, self.folder, recipe, calibration=self.calibration, external_data=self.external_data
         )
-        if _passes(likeness, asked):
-            return candidate, recipe, report, likeness
-        if place + 1 < len(parts):
-            recipe = replace(recipe, wider=_most_sensitive(report, parts[place + 1]))
-    raise ExportError(
-        f"the {asked.dtype} bundle fails its gate: perplexity ratio {likeness.perplexity_ratio:.4f} (accepted: "
-        f"{asked.most_ratio:g}), KL {likeness.kl:.4f} (accepted: {'any' if asked.max_kl is None else asked.max_kl}) "
-        f"over {likeness.tokens:,} tokens"
-        + (f", with {len(recipe.wider)} matrices in 8 bits" if recipe.wider else "")
-        + "; try a smaller block size, head_dtype int8, int8, or a wider gate"
-    )
 
+    def pass_gate(
+        self, baseline: Engine, recipe: Recipe, report: Report, rows: list[list[int]], steps: Steps
+    ) -> tuple[Engine, Recipe, Report, Likeness]:
+        """Measure what was written; in 4 bits, widen the most sensitive matrices as long as the gate fails."""
+        candidate = open_quantized(self.source, self.folder)
+        likeness = compare(baseline, candidate, rows, on_row=lambda: steps.next("measuring"))
+        for part in _WIDENED if recipe.dtype == DType.INT4 else ():
+            if self._passes(likeness):
+                break
+            recipe = replace(recipe, wider=_most_sensitive(report, part))
+            del candidate
+            report = self.write(recipe)
+            candidate = open_quantized(self.source, self.folder)
+            likeness = compare(baseline, candidate, rows)
+        if not self._passes(likeness):
+            raise ExportError(self._failure(recipe, likeness))
+        return candidate, recipe, report, likeness
 
-def _passes(likeness: Likeness, asked: Quantization) -> bool:
-    return likeness.perplexity_ratio <= asked.most_ratio and (asked.max_kl is None or likeness.kl <= asked.max_kl)
+    def _passes(self, likeness: Likeness) -> bool:
+        most_kl = math.inf if self.asked.max_kl is None else self.asked.max_kl
+        return likeness.perplexity_ratio <= self.asked.most_ratio and likeness.kl <= most_kl
+
+    def _failure(self, recipe: Recipe, likeness: Likeness) -> str:
+        wider = f", with {len(recipe.wider)} matrices in 8 bits" if recipe.wider else ""
+        most_kl = "any" if self.asked.max_kl is None else self.asked.max_kl
+        return (
+            f"the {recipe.dtype} bundle fails its gate: perplexity ratio {likeness.perplexity_ratio:.4f} (accepted: "
+            f"{self.asked.most_ratio:g}), KL {likeness.kl:.4f} (accepted: {most_kl}) over {likeness.tokens:,} tokens"
+            f"{wider}; try a smaller block size, head_dtype int8, int8, or a wider gate"
+        )
 
 
 def _most_sensitive(report: Report, part: int) -> tuple[str, ...]:
@@ -211,30 +281,54 @@ def _most_sensitive(report: Report, part: int) -> tuple[str, ...]:
     return tuple(sorted(layers[-(-len(layers) * (part - 1) // part) :]))
 
 
-def open_quantized(
-    source: Bundle, folder: Path, recipe: Recipe, *, external_data: bool = False
-) -> tuple[Engine, Report]:
-    """Write all files of a quantised bundle but its manifest into `folder`, in place of what is there, and open it."""
-    model = ir.load(source.path / File.MODEL)
-    report = quantize_graph(model, recipe, n_layer=source.config.n_layer)
-    ir.external_data.load_to_model(model)  # what was not quantised may lie in the source's own file of weights
+def write_quantized(
+    source: Bundle,
+    folder: Path,
+    recipe: Recipe,
+    *,
+    calibration: CalibrationText | None = None,
+    external_data: bool = False,
+) -> Report:
+    """Write all files of a quantised bundle but its manifest into `folder`, in place of what is there."""
     for path in folder.iterdir():
         path.unlink()
-    save_graph(model, folder, external_data=external_data)
-    for name in _COPIED:
+    if recipe.method in DYNAMIC:
+        report = quantize_dynamic(source, folder, recipe.method, external_data=external_data)
+    else:
+        model = ir.load(source.path / File.MODEL)
+        balance(model, recipe.dtype, n_layer=source.config.n_layer)
+        with _hessians(model, recipe, calibration) as hessian_of:
+            report = quantize_graph(model, recipe, hessian_of)
+        ir.external_data.load_to_model(model)  # what was not quantised may lie in the source's own file of weights
+        save_graph(model, folder, external_data=external_data)
+    for name in source.manifest.files.keys() - _NOT_COPIED:
         shutil.copyfile(source.path / name, folder / name)
+    return report
+
+
+@contextlib.contextmanager
+def _hessians(model: ir.Model, recipe: Recipe, calibration: CalibrationText | None) -> Iterator[FindHessian | None]:
+    if calibration is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Calibration(model, product_inputs(model), calibration.rows, recipe.flavour, Path(folder)).hessian
+
+
+def open_quantized(source: Bundle, folder: Path) -> Engine:
+    """Open what write_quantized() wrote, for the CPU."""
     draft = replace(source, path=folder)
     session = open_graph(draft, source.manifest.graphs[0], Device(Target.CPU))
-    return Engine(session, source.config, masked_tokens=source.manifest.masked_tokens), report
+    return Engine(session, source.config, masked_tokens=source.manifest.masked_tokens)
 
 
 def _evidence(
-    baseline: Engine, candidate: Engine, folder: Path, report: Report, likeness: Likeness, name: str, size_bytes: int
+    baseline: Engine, candidate: Engine, folder: Path, report: Report, likeness: Likeness, text: EvalText
 ) -> Evidence:
     before, after = measure_speed([baseline, candidate])
-    bits = 1 / (size_bytes * math.log(2))
+    bits = 1 / (text.size_bytes * math.log(2))
     return Evidence(
-        text=name,
+        text=text.name,
         tokens=likeness.tokens,
         perplexity=rounded(likeness.perplexity),
         baseline_perplexity=rounded(likeness.baseline_perplexity),
@@ -255,20 +349,29 @@ def _evidence(
     )
 
 
-def _manifest(source: Bundle, folder: Path, recipe: Recipe, independence: Independence, evidence: Evidence) -> Manifest:
+def _manifest(
+    source: Bundle,
+    folder: Path,
+    recipe: Recipe,
+    calibration: CalibrationText | None,
+    independence: Independence,
+    evidence: Evidence,
+) -> Manifest:
+    bound = recipe.name != RecipeName.DYNAMIC_TENSOR
     promise: Mapping[str, object] = {
-        Key.KIND: Promise.BOUNDED,
+        Key.KIND: Promise.BOUNDED if bound else Promise.BATCH_DEPENDENT,
         Key.LOGIT_BOUND: independence.logit_bound,
         Key.BATCH_FLIPS: independence.batch_flips,
+        Key.OUTLIER_FLIPS: independence.outlier_flips,
         Key.PIECE_FLIPS: independence.piece_flips,
         Key.STEP_FLIPS: independence.step_flips,
     }
-    parameters = asdict(recipe)
+    parameters = recipe.parameters
+    if calibration is not None:
+        parameters["calibration"] = {"text": calibration.name, "tokens": calibration.tokens}
     return replace(
         source.manifest,
-        precision=Precision(
-            dtype=str(parameters.pop(Key.DTYPE)), recipe="weight-blocks", parameters=parameters, promise=promise
-        ),
+        precision=Precision(dtype=recipe.dtype, recipe=recipe.name, parameters=parameters, promise=promise),
         files=describe_files(folder, [path.name for path in folder.iterdir()]),
         verification=(),
         evidence=evidence,

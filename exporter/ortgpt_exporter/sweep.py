@@ -12,8 +12,15 @@ from ortgpt.bundle import Bundle, open_bundle
 from ortgpt.contract import DType, Target
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.evidence import compare, measure_speed
-from ortgpt_exporter.quantize import Recipe
-from ortgpt_exporter.quantized_bundle import Quantization, check_source, eval_rows, open_quantized, recipe_for
+from ortgpt_exporter.quantized_bundle import (
+    Quantization,
+    check_source,
+    eval_rows,
+    open_quantized,
+    recipe_for,
+    write_quantized,
+)
+from ortgpt_exporter.recipe import Recipe
 from ortgpt_exporter.steps import OnProgress, Steps
 
 RECIPES = (
@@ -60,22 +67,19 @@ def sweep_bundle(
     check_source(source)
     trials = []
     with ortgpt.load(source.path, device=Target.CPU) as generator, tempfile.TemporaryDirectory() as folder:
-        _, rows, _ = eval_rows(generator, eval_text)
+        rows = eval_rows(generator, eval_text).rows
         fitting = list(_fitting(source, RECIPES if recipes is None else recipes))
         steps = Steps(on_progress, len(fitting))
         for recipe in fitting:
-            blocks = f"{recipe.block_size}"
-            blocks += f", head {recipe.head_block_size}" if recipe.head_block_size != recipe.block_size else ""
-            head = f", head {recipe.head_dtype}" if recipe.head_dtype != recipe.dtype else ""
-            name = f"{recipe.dtype}, {recipe.method}, blocks of {blocks}{head}"
-            steps.next(name)
-            candidate, _ = open_quantized(source, Path(folder), recipe)
+            steps.next(recipe.shown)
+            write_quantized(source, Path(folder), recipe)
+            candidate = open_quantized(source, Path(folder))
             size_bytes = sum(path.stat().st_size for path in Path(folder).iterdir())
             likeness = compare(generator.engine, candidate, rows)
             (speed,) = measure_speed([candidate])
             trials.append(
                 Trial(
-                    recipe=name,
+                    recipe=recipe.shown,
                     size_bytes=size_bytes,
                     perplexity_ratio=likeness.perplexity_ratio,
                     kl=likeness.kl,

@@ -5,6 +5,7 @@ Commands that need more than the runtime join through the entry-point group `ort
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import importlib.metadata
 import json
@@ -175,7 +176,8 @@ def evidence_lines(evidence: Evidence) -> list[str]:
         ),
     ]
     matrices = ", ".join(f"{count} in {kind}" for kind, count in found.matrices.items())
-    left = "; ".join(f"{name}: {why}" for name, why in found.left_out.items()) or "none"
+    reasons = collections.Counter(found.left_out.values())
+    left = "; ".join(f"{count}, {why}" for why, count in reasons.items()) or "none"
     return [
         *(f"{what:<48}{this:>10}{other:>10}{ratio:>10}".rstrip() for what, this, other, ratio in rows),
         f"matrices: {matrices}; left out: {left}",

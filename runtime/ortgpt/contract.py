@@ -177,6 +177,7 @@ class Key:
     RELATIVE_LOGIT_BOUND = "relative_logit_bound"  # in units of the largest logit
     LOGIT_BOUND = "logit_bound"
     BATCH_FLIPS = "batch_flips_per_1000_tokens"
+    OUTLIER_FLIPS = "outlier_flips_per_1000_tokens"  # beside a row far from any text
     PIECE_FLIPS = "piece_flips_per_1000_tokens"
     STEP_FLIPS = "step_flips_per_1000_tokens"
     SOURCE = "source"
@@ -236,8 +237,18 @@ class CacheKind:
 CACHE_KINDS = {Flavour.NATIVE: CacheKind.FIXED, Flavour.PORTABLE: CacheKind.GROWING}
 
 
+class RecipeName:
+    """How weights were turned into what the graph holds."""
+
+    NONE = "none"
+    WEIGHT_BLOCKS = "weight-blocks"  # integers in blocks that share a scale
+    W8A8_ROWS = "w8a8-rows"  # 8-bit weights and activations, one scale for each row of activations
+    DYNAMIC_TENSOR = "dynamic-tensor"  # the same, one scale for a whole tensor of activations
+
+
 class Promise:
     """What a precision promises of batched, pieced and cached decoding against plain decoding."""
 
     EXACT = "exact"  # the same tokens
     BOUNDED = "bounded"  # the same but where the two best logits lie closer than a bound
+    BATCH_DEPENDENT = "batch_dependent"  # none: what else is in a batch decides how a row is rounded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ortgpt.bundle import Bundle, open_bundle
-from ortgpt.contract import File
+from ortgpt.contract import File, Key, Promise
 from ortgpt.engine import Engine, Row, Timings
 from ortgpt.errors import BundleError, ClosedError, OptionError, PromptError
 from ortgpt.options import GenerationOptions, read_generation_config
@@ -23,6 +24,8 @@ from ortgpt.scoring import Score, score_ids
 from ortgpt.selector import open_selector
 from ortgpt.session import open_session
 from ortgpt.tokenizer import StopMatcher, TextStream, Tokenizer
+
+_logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 
@@ -77,6 +80,12 @@ def load(
             raise
         if hashes is not None:
             hashes.result()
+    if bundle.manifest.precision.promise.get(Key.KIND) == Promise.BATCH_DEPENDENT:
+        _logger.warning(
+            "%s is batch_dependent: a row's answer changes with the other rows of its batch, and with the length of a "
+            "prompt's pieces; `ortgpt quantize` has recipes without that",
+            bundle.path,
+        )
     masked = bundle.manifest.masked_tokens
     if bundle.config.vocab_size - masked != tokenizer.vocab_size:
         raise BundleError(

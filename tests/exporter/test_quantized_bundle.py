@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,88 @@ def test_other_methods_and_a_wider_head(method: str, source: Path, text: Path, t
     assert bundle.manifest.evidence.kl < 0.1
 
 
+def test_gptq_reads_a_text_and_loses_less(source: Path, bundles: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    asked = Quantization(dtype="int4", method="gptq", calibration=text, eval_text=text, max_perplexity_ratio=2.0)
+    manifest = quantize_bundle(source, tmp_path / "out", asked).manifest
+    plain = open_bundle(bundles["int4"]).manifest
+    assert manifest.evidence is not None
+    assert plain.evidence is not None
+    assert manifest.evidence.kl < 0.8 * plain.evidence.kl
+    with ortgpt.load(source) as generator:
+        tokens = len(generator.tokenizer.encode(text.read_text(encoding="utf-8")))
+    gptq = {"method": "gptq", "calibration": {"text": "text.txt", "tokens": tokens}}
+    assert manifest.precision.parameters == {**plain.precision.parameters, **gptq}
+    assert names(tmp_path) == ["out"]
+
+
+def test_rows_of_w8a8_stay_the_same_beside_any_other(source: Path, text: Path, tmp_path: Path) -> None:
+    asked = Quantization(dtype="int8", method="w8a8", eval_text=text, max_perplexity_ratio=2.0)
+    bundle = quantize_bundle(source, tmp_path / "out", asked)
+    precision = bundle.manifest.precision
+    assert (precision.recipe, precision.parameters) == (
+        "w8a8-rows", {"method": "w8a8", "head_block_size": 32, "head_dtype": "int8"},
+    )  # fmt: skip
+    flips = {key: value for key, value in precision.promise.items() if key.startswith(("batch", "outlier"))}
+    assert flips == {"batch_flips_per_1000_tokens": 0, "outlier_flips_per_1000_tokens": 0}
+    kinds = [node.op_type for node in onnx.load(bundle.path / "model.onnx").graph.node]
+    assert (kinds.count("MatMulIntegerToFloat"), kinds.count("MatMulNBits"), kinds.count("QuantizeLinear")) == (8, 1, 8)
+    assert bundle.manifest.evidence is not None
+    assert bundle.manifest.evidence.kl < 0.02
+
+
+@pytest.mark.parametrize(
+    ("dtype", "recipe", "matrices"),
+    [("int8", "w8a8-rows", {"int8": 10}), ("int4", "weight-blocks", {"int8": 2, "int4": 9})],
+)
+def test_portable_bundles_are_quantised_in_standard_operators(
+    dtype: str, recipe: str, matrices: dict[str, int], checkpoint: Path, text: Path, tmp_path: Path
+) -> None:
+    asked = Quantization(dtype=dtype, eval_text=text, max_perplexity_ratio=2.0)
+    bundle = export_bundle(checkpoint, tmp_path / "out", flavour="portable", dtype=dtype, quantization=asked)
+    model = onnx.load(bundle.path / "model.onnx")
+    assert {node.domain for node in model.graph.node} == {""}
+    assert [opset.version for opset in model.opset_import if opset.domain == ""] == [21]
+    assert bundle.manifest.precision.recipe == recipe
+    evidence = bundle.manifest.evidence
+    assert evidence is not None
+    assert (evidence.matrices, set(evidence.left_out.values())) == (matrices, {"its second factor is no weight"})
+    assert len(evidence.left_out) == 2 * 2  # queries by keys and weights by values, a layer
+    assert evidence.kl < {"int8": 0.02, "int4": 0.3}[dtype]
+    assert {"tokenizer.json", "genai_config.json", "tokenizer_config.json"} <= set(names(bundle.path))
+    gpt = load_gpt(checkpoint)
+    with ortgpt.load(bundle.path) as generator, torch.no_grad():
+        ids = generator.tokenizer.encode(TEXT)[:60]
+        found = generator.engine.prefill(generator.engine.new_cache(1, 64), [ids], np.arange(60)[None])[0]
+        expected = torch.log_softmax(gpt(torch.tensor([ids]))[0].double(), -1)
+        kl = (expected.exp() * (expected - torch.log_softmax(torch.from_numpy(found).double(), -1))).sum(1).mean()
+    assert float(kl) < {"int8": 0.02, "int4": 0.3}[dtype]
+
+
+def test_optimums_recipe_wants_its_extra_and_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optimum", None)
+    monkeypatch.setitem(sys.modules, "optimum.onnxruntime", None)
+    source = export_bundle(checkpoint, tmp_path / "portable", flavour="portable").path
+    with pytest.raises(ModuleNotFoundError, match="optimum"):
+        quantize_bundle(source, tmp_path / "out", Quantization(dtype="int8", method="dynamic-avx512-vnni"))
+    assert names(tmp_path) == ["portable"]
+
+
+def test_a_batch_dependent_bundle_says_so_when_it_is_loaded(
+    bundles: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(bundles["int8"], tmp_path / "copy"))
+    manifest = open_bundle(folder).manifest
+    promise = {**manifest.precision.promise, "kind": "batch_dependent"}
+    manifest = replace(manifest, precision=replace(manifest.precision, promise=promise))
+    (folder / "ortgpt.json").write_text(manifest.to_json())
+    ortgpt.load(bundles["int8"]).close()
+    assert caplog.text == ""
+    ortgpt.load(folder).close()
+    assert "is batch_dependent: a row's answer changes with the other rows of its batch" in caplog.text
+
+
 def test_a_gate_that_fails_widens_matrices_and_then_writes_nothing(source: Path, text: Path, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     with pytest.raises(ExportError, match=r"fails its gate: .*\(accepted: 1e-09\).* with 4 matrices in 8 bits; try"):
@@ -198,6 +282,12 @@ def test_bad_input_gets_one_line_and_leaves_no_file(
     empty = tmp_path / "empty.txt"
     empty.touch()
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    short = tmp_path / "short.txt"
+    short.write_text("It is a truth", encoding="utf-8")
+
+    def gptq(path: Path) -> dict[str, Any]:
+        return {"method": "gptq", "calibration": path}
+
     narrow = export_bundle(write_checkpoint(tmp_path / "narrow", n_embd=40), tmp_path / "narrow-bundle").path
     cases: list[tuple[Path, dict[str, Any], type[Exception], str]] = [
         (source, {"dtype": "int3"}, OptionError, r"dtype = 'int3' \(accepted: int8, int4\)"),
@@ -209,7 +299,36 @@ def test_bad_input_gets_one_line_and_leaves_no_file(
         (source, {"dtype": "int8", "eval_text": empty}, ExportError, "empty.txt is empty"),
         (source, {"dtype": "int8", "eval_text": tmp_path / "latin.txt"}, ExportError, "latin.txt is not UTF-8"),
         (source, {"dtype": "int8", "eval_text": tmp_path / "none"}, FileNotFoundError, "none"),
-        (bundles["int8"], {"dtype": "int4"}, ExportError, r"is int8 and native \(accepted: float32 and native\)"),
+        (bundles["int8"], {"dtype": "int4"}, ExportError, r"is int8 \(accepted: float32\)"),
+        (
+            source,
+            {"dtype": "int4", "method": "w8a8"},
+            ExportError,
+            r"'w8a8' with native int4 \(accepted: scale-search,",
+        ),
+        (
+            source,
+            {"dtype": "int8", "method": "dynamic-avx2"},
+            ExportError,
+            r"with native int8 \(accepted: .*gptq, w8a8\)",
+        ),
+        (source, {"dtype": "int8", "method": "w8a8", "block_size": 32}, ExportError, "block_size would have no effect"),
+        (
+            source,
+            {"dtype": "int4", "calibration": empty},
+            ExportError,
+            r"would have no effect \(accepted with .* gptq\)",
+        ),
+        (source, {"dtype": "int4", "method": "gptq"}, ExportError, "the method gptq wants a calibration text"),
+        (
+            source,
+            {"dtype": "int4", **gptq(empty)},
+            ExportError,
+            r"empty.txt has 0 tokens \(accepted: a block, 32, or more",
+        ),
+        (source, {"dtype": "int4", **gptq(short)}, ExportError, r"short.txt has \d+ tokens \(accepted: a block, 32"),
+        (source, {"dtype": "int4", **gptq(tmp_path / "latin.txt")}, ExportError, "latin.txt is not UTF-8"),
+        (source, {"dtype": "int4", **gptq(tmp_path / "none")}, FileNotFoundError, "none"),
         (narrow, {"dtype": "int8"}, ExportError, "matrices are .*40.* wide; blocks want multiples of 16"),
         (checkpoint, {"dtype": "int8"}, FileNotFoundError, "holds no ortgpt.json"),
     ]
@@ -217,7 +336,7 @@ def test_bad_input_gets_one_line_and_leaves_no_file(
         with pytest.raises(error, match=reason) as caught:
             quantize_bundle(bundle, tmp_path / "out", Quantization(**asked))
         assert "\n" not in str(caught.value)
-    assert names(tmp_path) == ["empty.txt", "latin.txt", "narrow", "narrow-bundle"]
+    assert names(tmp_path) == ["empty.txt", "latin.txt", "narrow", "narrow-bundle", "short.txt"]
 
 
 def test_a_changed_evidence_is_noticed(bundles: dict[str, Path], tmp_path: Path) -> None:

@@ -184,10 +184,31 @@ def test_session_settings(small_bundle: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", spy)
     monkeypatch.setattr("ortgpt.session.allowed_cpus", lambda: 3)
+    monkeypatch.setattr("ortgpt.session.multiplies_exactly", lambda ort: True)
     assert open_session(open_bundle(small_bundle)).threads == 3
     assert open_session(open_bundle(small_bundle), threads=2).threads == 2
     assert [options.intra_op_num_threads for options in seen] == [3, 2]
-    assert seen[0].get_session_config_entry("session.x64quantprecision") == "1"
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_products_of_bytes_are_made_exact_where_they_are_not(
+    exact: bool, small_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    real = onnxruntime.InferenceSession
+
+    def spy(path: str, options: Any, **keywords: Any) -> Any:
+        seen.append(options)
+        return real(path, options, **keywords)
+
+    monkeypatch.setattr("ortgpt.session.multiplies_exactly", lambda ort: exact)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", spy)
+    open_session(open_bundle(small_bundle))
+    if exact:
+        with pytest.raises(RuntimeError, match="does not have configuration"):
+            seen[0].get_session_config_entry("session.x64quantprecision")
+    else:
+        assert seen[0].get_session_config_entry("session.x64quantprecision") == "1"
 
 
 def test_both_wheels_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,106 @@
+"""Compare what quantisation costs here, in llama.cpp and in OpenVINO: perplexity ratio to float32, beside the size.
+
+`make bench-quality TEXT=file [CALIBRATION=file]` sets the peers' environments up and runs this: quality.py TEXT
+CALIBRATION WORK_FOLDER LLAMA_PYTHON OPENVINO_PYTHON. All score the same ids of the bundled model, in rows as long as
+its context, each row behind end-of-text; each ratio is to the same float32 network, run here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ortgpt
+from ortgpt_exporter import Quantization, export_bundle, quantize_bundle
+from ortgpt_exporter.checkpoint import find_folder
+from ortgpt_exporter.evidence import split_rows
+
+PEERS = Path(__file__).parent / "peers"
+Rows = list[list[int]]
+
+
+def score(bundle: Path, rows: Rows) -> float:
+    """Return the nll in nats, summed, of every id but the first of each row."""
+    nll = 0.0
+    with ortgpt.load(bundle) as generator:
+        for row in rows:
+            cache = generator.engine.new_cache(1, len(row))
+            logits = generator.engine.prefill(cache, [row[:-1]], np.arange(len(row) - 1)[None])[0].astype(np.float64)
+            largest = logits.max(1)
+            normaliser = largest + np.log(np.exp(logits - largest[:, None]).sum(1))
+            nll += float((normaliser - logits[np.arange(len(row) - 1), row[1:]]).sum())
+    return nll
+
+
+def ours(work: Path, text: str, calibration: Path | None) -> tuple[Rows, dict[str, dict[str, float]]]:
+    recipes = {
+        "int8": Quantization(dtype="int8"),
+        "int8, blocks of 64": Quantization(dtype="int8", block_size=64),
+        "int8, w8a8": Quantization(dtype="int8", method="w8a8"),
+        "int4": Quantization(dtype="int4"),
+        "int4, head int8": Quantization(dtype="int4", head_dtype="int8"),
+    }
+    if calibration is not None:
+        gptq: dict[str, Any] = {"dtype": "int4", "method": "gptq", "calibration": calibration}
+        recipes |= {
+            "int4, gptq": Quantization(**gptq),
+            "int4, gptq, head int8": Quantization(**gptq, head_dtype="int8"),
+        }
+    source = export_bundle("austen", work / "float32", force=(work / "float32").exists()).path
+    with ortgpt.load(source) as generator:
+        ids = generator.tokenizer.encode(text)
+        rows = split_rows(ids, generator.start_id, generator.engine.config.n_positions)
+    bundles = {"float32": source}
+    for name, asked in recipes.items():
+        out = work / name.replace(", ", "-").replace(" ", "-")
+        bundles[name] = quantize_bundle(source, out, asked, force=out.exists()).path
+    return rows, {
+        name: {"nll": score(bundle, rows), "bytes": sum(path.stat().st_size for path in bundle.iterdir())}
+        for name, bundle in bundles.items()
+    }
+
+
+def theirs(python: str, script: str, work: Path, rows: Rows) -> dict[str, dict[str, float]]:
+    """Run a peer's script in its own environment; one that fails is reported as missing, by its last words."""
+    work.mkdir(exist_ok=True)
+    command = [python, str(PEERS / script), str(find_folder("austen")), str(work), str(os.cpu_count())]
+    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(rows), capture_output=True, text=True, check=False, env=environment
+        )
+        found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, IndexError, json.JSONDecodeError) as error:
+        print(f"{script} is missing: {error}", file=sys.stderr)
+        return {}
+    return found
+
+
+def main() -> None:
+    text, calibration, work = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    llama, openvino = sys.argv[4:]
+    work.mkdir(parents=True, exist_ok=True)
+    rows, found = ours(work, text.read_text(encoding="utf-8"), Path(calibration) if calibration else None)
+    results = {"ortgpt": found}
+    results["llama.cpp"] = theirs(llama, "llama_cpp_nll.py", work / "llama", rows)
+    results["openvino"] = theirs(openvino, "openvino_nll.py", work / "openvino", rows)
+    tokens = sum(len(row) - 1 for row in rows)
+    baseline = found["float32"]["nll"]
+    print(f"{text.name}, {tokens:,} tokens; perplexity of float32 {math.exp(baseline / tokens):.3f}")
+    print(f"{'':<12}{'weights':<24}{'MB':>8}{'perplexity ratio':>18}")
+    for program, weights in results.items():
+        for name, result in weights.items():
+            result["ratio"] = math.exp((result["nll"] - baseline) / tokens)
+            print(f"{program:<12}{name:<24}{result['bytes'] / 1e6:>8.2f}{result['ratio']:>18.4f}")
+    (work / "quality.json").write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

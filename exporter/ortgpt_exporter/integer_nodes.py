@@ -1,0 +1,181 @@
+"""The nodes that compute with a matrix of integers, for each flavour of graph. Knows no recipe and rounds nothing.
+
+Each function takes a node that multiplies by a weight, or looks rows up in it, and returns the nodes that do so with
+the integers, the last of them in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ortgpt.contract import Flavour, RecipeName
+from ortgpt_exporter.blocks import Blocks
+from ortgpt_exporter.graphs import MICROSOFT
+
+MakeNodes = Callable[[ir.Graph, ir.Node, str, Blocks], list[ir.Node]]
+
+_ACCURACY_LEVEL = 4  # compute in int8: twice as fast as the default, which widens the weights
+_ZERO = np.array(128, np.uint8)  # of activations: signed ones would miss the fast kernel
+_FLOAT = ir.DataType.FLOAT
+
+
+def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
+    """Multiply by integers in blocks; activations are rounded to 8 bits, block by block."""
+    rows, count, _ = blocks.integers.shape
+    tied = node.op_type == "FusedMatMul"  # the look-up reads the same tensors, in its own shape
+    stored = _stored(graph, name, blocks, flat=not tied)
+    before: list[ir.Node] = []
+    if tied:
+        shape = constant(graph, f"{name}.shape", np.array([rows, count, blocks.packed_width]))
+        flat = constant(graph, "flat", np.array([-1]))
+        before = [ir.node("Reshape", [value, flat if place else shape]) for place, value in enumerate(stored)]
+        stored = [reshape.outputs[0] for reshape in before]
+    attributes = {
+        "K": count * blocks.block_size,
+        "N": rows,
+        "bits": blocks.bits,
+        "block_size": blocks.block_size,
+        "accuracy_level": _ACCURACY_LEVEL,
+    }
+    return [*before, ir.node("MatMulNBits", [node.inputs[0], *stored], attributes, domain=MICROSOFT)]
+
+
+def nbits_gather(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
+    quantized, *scales = _stored(graph, name, blocks, flat=False)
+    attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": blocks.block_size, "bits": blocks.bits}
+    return [ir.node("GatherBlockQuantized", [quantized, node.inputs[1], *scales], attributes, domain=MICROSOFT)]
+
+
+def _stored(graph: ir.Graph, name: str, blocks: Blocks, *, flat: bool) -> list[ir.Value]:
+    """Return integers, scales and zero points, if any, as initializers, made once a matrix.
+
+    `flat` is how MatMulNBits wants them, (rows, blocks, bytes) and one axis; otherwise all are (rows, …).
+    """
+    bits_name, scales_name, zeros_name = f"{name}.int{blocks.bits}", f"{name}.scales", f"{name}.zero_points"
+    if bits_name not in graph.initializers:
+        packed, zero_points = blocks.packed(), blocks.packed_zero_points()
+        constant(graph, bits_name, packed if flat else packed.reshape(len(packed), -1))
+        constant(graph, scales_name, blocks.scales.reshape(-1) if flat else blocks.scales)
+        if zero_points is not None:
+            constant(graph, zeros_name, zero_points.reshape(-1) if flat else zero_points)
+    return [graph.initializers[each] for each in (bits_name, scales_name, zeros_name) if each in graph.initializers]
+
+
+def dequantized_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
+    """Multiply by what DequantizeLinear makes of the integers (opset 21); ONNX Runtime takes both for a MatMulNBits."""
+    columns = blocks.integers.reshape(len(blocks.integers), -1).T  # (in, out), as MatMul wants it
+    weights: list[ir.Value]
+    weights_name = f"{name}.int{blocks.bits}_blocks"
+    scales = constant(graph, f"{name}.scales", np.ascontiguousarray(blocks.scales.T))
+    if blocks.zero_points is None:
+        half = 2 ** (blocks.bits - 1)
+        signed = (columns.astype(np.int16) - half).astype(ml_dtypes.int4 if blocks.bits == 4 else np.int8)
+        weights = [constant(graph, weights_name, signed), scales]
+    else:
+        unsigned = ml_dtypes.uint4 if blocks.bits == 4 else np.uint8
+        zero_points = constant(graph, f"{name}.zero_points", blocks.zero_points.T.astype(unsigned))
+        weights = [constant(graph, weights_name, columns.astype(unsigned)), scales, zero_points]
+    widened = ir.node("DequantizeLinear", weights, {"axis": 0, "block_size": blocks.block_size})
+    return [widened, ir.node("MatMul", [node.inputs[0], widened.outputs[0]])]
+
+
+def rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
+    """Multiply 8-bit activations, one scale a row, by 8-bit weights, one scale a column; standard operators."""
+    nodes, rounded, row_scales = _rounded_rows(graph, node.inputs[0], blocks.block_size, per_node=_is_head(node))
+    weights, scales = _signed(graph, name, blocks, transposed=not _is_head(node))
+    if _is_head(node):  # the look-up reads the same tensors
+        nodes.append(ir.node("Transpose", [weights], {"perm": [1, 0]}))
+        weights = nodes[-1].outputs[0]
+        nodes.append(ir.node("Reshape", [scales, constant(graph, "flat", np.array([-1]))]))
+        scales = nodes[-1].outputs[0]
+    product = ir.node("MatMulInteger", [rounded, weights, constant(graph, "zero", _ZERO)])
+    widened = ir.node("Cast", [product.outputs[0]], {"to": _FLOAT})
+    by_row = ir.node("Mul", [widened.outputs[0], row_scales])
+    return [*nodes, product, widened, by_row, ir.node("Mul", [by_row.outputs[0], scales])]
+
+
+def fused_rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
+    """As rows_matmul(), with the weights' scales applied within the product."""
+    nodes, rounded, row_scales = _rounded_rows(graph, node.inputs[0], blocks.block_size, per_node=False)
+    weights, scales = _signed(graph, name, blocks, transposed=True)
+    one, zero = constant(graph, "one", np.array(1, np.float32)), constant(graph, "zero", _ZERO)
+    product = ir.node("MatMulIntegerToFloat", [rounded, weights, one, scales, zero], domain=MICROSOFT)
+    return [*nodes, product, ir.node("Mul", [product.outputs[0], row_scales])]
+
+
+def rows_gather(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
+    """Look up rows of 8-bit integers, one scale a row."""
+    table, scales = _signed(graph, name, blocks, transposed=False)
+    rows, row_scales = (ir.node("Gather", [value, node.inputs[1]]) for value in (table, scales))
+    widened = ir.node("Cast", [rows.outputs[0]], {"to": _FLOAT})
+    return [rows, row_scales, widened, ir.node("Mul", [widened.outputs[0], row_scales.outputs[0]])]
+
+
+def _rounded_rows(
+    graph: ir.Graph, x: ir.Value | None, width: int, *, per_node: bool
+) -> tuple[list[ir.Node], ir.Value, ir.Value]:
+    """Return the nodes that round each row of `x` to bytes around 128, the bytes, and the scale of each row.
+
+    A row of zeros has the scale 0: whatever its bytes are, the products are 0 again.
+    """
+    magnitude = ir.node("Abs", [x])
+    last = constant(graph, "last", np.array([-1]))
+    largest = ir.node("ReduceMax", [magnitude.outputs[0], last], {"keepdims": 1})
+    scales = ir.node("Mul", [largest.outputs[0], constant(graph, "step", np.array(1 / 127, np.float32))])
+    nodes = [magnitude, largest, scales]
+    zeros = None if per_node else _zeros_of(graph)
+    if zeros is None:
+        shape = ir.node("Shape", [largest.outputs[0]])
+        expand = ir.node("Expand", [constant(graph, "zero", _ZERO), shape.outputs[0]])
+        nodes += [shape, expand]
+        zeros = expand.outputs[0]
+        if not per_node:
+            zeros.name = _ZEROS
+    bytes_ = ir.node("QuantizeLinear", [x, scales.outputs[0], zeros], {"axis": -1, "block_size": width})
+    return [*nodes, bytes_], bytes_.outputs[0], scales.outputs[0]
+
+
+_ZEROS = "zeros_of_rows"
+
+
+def _zeros_of(graph: ir.Graph) -> ir.Value | None:
+    """Return the zero points of all rows, which the layers share: they have as many rows each."""
+    return next((value for node in graph for value in node.outputs if value.name == _ZEROS), None)
+
+
+def _signed(graph: ir.Graph, name: str, blocks: Blocks, *, transposed: bool) -> tuple[ir.Value, ir.Value]:
+    """Return the integers as signed bytes and their scales, one a row: (rows, width) and (rows, 1), or transposed."""
+    table = (blocks.integers[:, 0].astype(np.int16) - 128).astype(np.int8)
+    scales = blocks.scales.reshape(-1) if transposed else blocks.scales
+    return (
+        constant(graph, f"{name}.int8", np.ascontiguousarray(table.T) if transposed else table),
+        constant(graph, f"{name}.int8_scales", scales),
+    )
+
+
+def _is_head(node: ir.Node) -> bool:
+    return node.op_type in ("FusedMatMul", "Gemm")
+
+
+PRODUCTS: Mapping[tuple[str, str], MakeNodes] = {
+    (Flavour.NATIVE, RecipeName.WEIGHT_BLOCKS): nbits_matmul,
+    (Flavour.NATIVE, RecipeName.W8A8_ROWS): fused_rows_matmul,
+    (Flavour.PORTABLE, RecipeName.WEIGHT_BLOCKS): dequantized_matmul,
+    (Flavour.PORTABLE, RecipeName.W8A8_ROWS): rows_matmul,
+}
+LOOK_UPS: Mapping[str, MakeNodes] = {Flavour.NATIVE: nbits_gather, Flavour.PORTABLE: rows_gather}
+
+
+def constant(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
+    """Return an initializer of this name, made of `array` unless it is there."""
+    if name not in graph.initializers:
+        tensor = ir.tensor(array, name=name)
+        shape, kind = ir.Shape(array.shape), ir.TensorType(tensor.dtype)
+        graph.register_initializer(ir.Value(name=name, shape=shape, type=kind, const_value=tensor))
+    return graph.initializers[name]
