@@ -25,18 +25,20 @@ ACTIVATION ?=
 EXTERNAL_DATA ?=
 OUT ?= build/$(notdir $(CHECKPOINT:/=))-$(DTYPE)
 PROMPT ?= It is a truth universally acknowledged,
+TEXT ?=
+CALIBRATION ?=
 # What was typed is taken as typed, and recipes read it from the environment: quotes, spaces and dollar signs in it are
 # harmless.
 GIVEN := $(filter command environment,$(origin CHECKPOINT))
 FORM := DTYPE FLAVOUR TARGET TOKENIZER ADAPTER REVISION ACTIVATION EXTERNAL_DATA
-$(foreach name,CHECKPOINT OUT PROMPT $(FORM),$(if $(filter file,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
-export CHECKPOINT OUT PROMPT GIVEN $(FORM)
+$(foreach name,CHECKPOINT OUT PROMPT TEXT CALIBRATION $(FORM),$(if $(filter file,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
+export CHECKPOINT OUT PROMPT TEXT CALIBRATION GIVEN $(FORM)
 
-.PHONY: help setup setup-dev demo export generate bench bench-export lint type test test-oldest test-large \
-	test-dialects test-portable test-cuda clean
+.PHONY: help setup setup-dev demo export generate bench bench-export bench-quality lint type test test-oldest \
+	test-large test-dialects test-portable test-avx2 test-cuda clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(VENV)/.setup  ## Install the toolkit and what export needs into $(VENV)
 
@@ -93,6 +95,26 @@ bench-export: $(VENV)/.setup-dev  ## Measure memory and time of the export of ea
 	@mkdir -p build
 	@$(BIN)/python benchmarks/export_memory.py
 
+bench-quality: $(VENV)/.setup-dev $(OTHERS)/llama/.setup $(OTHERS)/openvino/.setup  ## Compare the loss of quantisation with llama.cpp's and OpenVINO's on TEXT=file [CALIBRATION=file] (a quarter of an hour)
+	@[ -n "$$TEXT" ] || { echo "make bench-quality wants TEXT=file, a UTF-8 text that the bundled model has not seen" >&2; exit 2; }
+	@mkdir -p build
+	@$(BIN)/python benchmarks/quality.py "$$TEXT" "$$CALIBRATION" build/quality \
+		$(OTHERS)/llama/bin/python $(OTHERS)/openvino/bin/python
+
+$(OTHERS)/llama/.setup: Makefile
+	@echo "Building llama.cpp into $(OTHERS) ..." >&2
+	@$(PYTHON) -m venv $(OTHERS)/llama
+	@$(OTHERS)/llama/bin/python -m pip --disable-pip-version-check --quiet install llama-cpp-python==0.3.36 gguf==0.19.0 safetensors
+	@touch $@
+
+# optimum-intel brings a torchvision that is made for another torch, and cannot then be imported.
+$(OTHERS)/openvino/.setup: Makefile
+	@echo "Installing OpenVINO into $(OTHERS) ..." >&2
+	@$(PYTHON) -m venv $(OTHERS)/openvino
+	@$(OTHERS)/openvino/bin/python -m pip --disable-pip-version-check --quiet install torch==2.13.0 openvino-genai==2026.4.1 optimum-intel==2.2.0 nncf==3.4.0
+	@$(OTHERS)/openvino/bin/python -m pip --disable-pip-version-check --quiet uninstall -y torchvision
+	@touch $@
+
 lint: $(VENV)/.setup-dev  ## Check style and format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -127,10 +149,10 @@ test-portable: $(VENV)/.setup-dev $(OTHERS)/optimum/.setup $(OTHERS)/genai/.setu
 	@$(BIN)/python tests/portable/run.py build $(OTHERS)/optimum/bin/python $(OTHERS)/genai/bin/python $(OTHERS)/node
 
 # Optimum wants an older transformers than the tests do; none of the three shares an environment with the toolkit.
-$(OTHERS)/optimum/.setup: Makefile
+$(OTHERS)/optimum/.setup: Makefile pyproject.toml
 	@echo "Installing Optimum into $(OTHERS) ..." >&2
 	@$(PYTHON) -m venv $(OTHERS)/optimum
-	@$(OTHERS)/optimum/bin/python -m pip --disable-pip-version-check --quiet install torch==2.13.0 'optimum-onnx[onnxruntime]==0.1.0'
+	@$(OTHERS)/optimum/bin/python -m pip --disable-pip-version-check --quiet install torch==2.13.0 'optimum-onnx[onnxruntime]==0.1.0' -e '.[cpu,optimum]'
 	@touch $@
 
 $(OTHERS)/genai/.setup: Makefile
@@ -145,6 +167,11 @@ $(OTHERS)/node/.setup: Makefile
 	@mkdir -p $(OTHERS)/node
 	@npm install --silent --no-fund --no-audit --ignore-scripts --prefix $(OTHERS)/node @huggingface/transformers@4.3.2
 	@touch $@
+
+test-avx2: $(VENV)/.setup-dev  ## Check products of integers under an emulated CPU without VNNI (wants qemu-x86_64, of qemu-user)
+	@command -v qemu-x86_64 > /dev/null || { echo "make test-avx2 wants qemu-x86_64: apt-get install qemu-user" >&2; exit 2; }
+	@mkdir -p build
+	@$(BIN)/python tests/avx2/run.py build/avx2 qemu-x86_64 -cpu Haswell
 
 test-cuda: $(CUDA)/.setup  ## On a machine with an NVIDIA GPU: parity, ragged batches, speed, memory (five minutes)
 	@mkdir -p build

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ortgpt.bundle import Bundle
 from ortgpt.contract import DType, File
 from ortgpt_exporter.bundle_folder import save_graph
-from ortgpt_exporter.quantize import Report, matrix_of, parameter_count
+from ortgpt_exporter.quantize import Report, matrix_of, parameter_count, unweighted_products
 
 
 def quantize_dynamic(source: Bundle, folder: Path, method: str, *, external_data: bool) -> Report:
@@ -29,10 +29,10 @@ def quantize_dynamic(source: Bundle, folder: Path, method: str, *, external_data
     quantizer.quantize(save_dir=folder, quantization_config=config, file_suffix=None)
     before, after = ir.load(source.path / File.MODEL), ir.load(folder / File.MODEL)
     report = Report(parameters=parameter_count(before))
-    left = {name for node in after.graph if (name := matrix_of(node)) is not None}
-    matrices = [name for node in before.graph if (name := matrix_of(node)) is not None]
-    report.quantized[DType.INT8] = len(set(matrices) - left)
-    report.kept = dict.fromkeys(sorted(left), "Optimum left it in float32")
+    matrices = {name for node in before.graph if (name := matrix_of(node)) is not None}
+    left = matrices & after.graph.initializers.keys()
+    report.quantized[DType.INT8] = len(matrices - left)
+    report.kept = dict.fromkeys(sorted(left), "Optimum left it in float32") | unweighted_products(after)
     ir.external_data.load_to_model(after)
     for path in folder.iterdir():  # Optimum writes its own configuration beside it
         path.unlink()

@@ -27,6 +27,8 @@ _LEAST_FACTORS = {DType.INT8: 1.0, DType.INT4: 4.0}
 # The first opset, with its IR version, in which QuantizeLinear and DequantizeLinear know blocks, and 4 bits.
 _OPSET, _IR_VERSION = 21, 10
 
+_PRODUCTS = ("MatMul", "FusedMatMul", "Gemm")
+
 FindHessian = Callable[[str], Hessian]
 
 
@@ -74,6 +76,12 @@ def parameter_count(model: ir.Model) -> int:
     return sum(value.const_value.size for value in model.graph.initializers.values() if value.const_value)
 
 
+def unweighted_products(model: ir.Model) -> dict[str, str]:
+    """Return the products of two activations, by the names of their nodes, and why they stay as they are."""
+    nodes = (node for node in model.graph if node.op_type in _PRODUCTS and matrix_of(node) is None)
+    return {str(node.name): "its second factor is no weight" for node in nodes}
+
+
 def balance(model: ir.Model, dtype: str, *, n_layer: int) -> None:
     """Move magnitude between activations and weights, in place, so that both survive rounding (see `smooth`)."""
     initializers = model.graph.initializers
@@ -89,13 +97,11 @@ def quantize_graph(model: ir.Model, recipe: Recipe, hessian_of: FindHessian | No
     `hessian_of` gives what GPTQ wants to know of a matrix.
     """
     initializers = model.graph.initializers
-    report = Report(parameters=parameter_count(model))
+    report = Report(parameters=parameter_count(model), kept=unweighted_products(model))
     made: dict[tuple[str, Rounding], Blocks] = {}
     for node in list(model.graph):
         name = matrix_of(node)
         if name is None:
-            if node.op_type in ("MatMul", "FusedMatMul", "Gemm"):
-                report.kept[str(node.name)] = "its second factor is no weight"
             continue
         rounding = recipe.rounding_of(name, look_up=_is_look_up(node))
         if (name, rounding) not in made:  # look-up and head may share one
@@ -115,7 +121,7 @@ def quantize_graph(model: ir.Model, recipe: Recipe, hessian_of: FindHessian | No
 
 def matrix_of(node: ir.Node) -> str | None:
     """Return the name of the weight matrix that a node multiplies by or looks up in, if it does."""
-    place = {"MatMul": 1, "FusedMatMul": 1, "Gemm": 1, "Gather": 0}.get(node.op_type)
+    place = 0 if node.op_type == "Gather" else 1 if node.op_type in _PRODUCTS else None
     value = None if place is None else node.inputs[place]
     if value is None or not value.is_initializer() or value.shape is None or len(value.shape) != 2:
         return None
