@@ -38,7 +38,10 @@ _EXTRA_MODULES = (
     "matplotlib",
     "optimum",
 )
-_EXTRAS = {"matplotlib": "'ortgpt[plot]'", "optimum": "'ortgpt[cpu,optimum]' in an environment of its own"}
+_EXTRAS = {
+    "matplotlib": "`pip install 'ortgpt[plot]'`",
+    "optimum": "`pip install 'ortgpt[cpu,optimum]'` in an environment of its own",
+}
 
 
 def _quantization_options(command: Any) -> Any:
@@ -295,10 +298,8 @@ def one_line_errors() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _EXTRA_MODULES:
             raise
-        extra = _EXTRAS.get(error.name.partition(".")[0], "'ortgpt[cpu,export]'")
-        raise click.ClickException(
-            f"this command needs {error.name}, which is not installed; run `pip install {extra}`"
-        ) from error
+        extra = _EXTRAS.get(error.name.partition(".")[0], "`pip install 'ortgpt[cpu,export]'`")
+        raise click.ClickException(f"this command needs {error.name}, which is not installed; run {extra}") from error
     except ValueError as error:
         if type(error).__name__ != "ModelError":  # cannot be imported without torch
             raise

@@ -19,7 +19,6 @@ from ortgpt.contract import DType, File, Key, Promise, RecipeName, Target
 from ortgpt.cpus import cpu_features
 from ortgpt.engine import Engine
 from ortgpt.errors import OptionError
-from ortgpt.generator import Generator
 from ortgpt.manifest import Evidence, Manifest, Precision
 from ortgpt.session import Device, open_graph
 from ortgpt.tokenizer import Tokenizer
@@ -33,8 +32,6 @@ from ortgpt_exporter.evidence import (
     compare,
     measure_independence,
     measure_speed,
-    sample_rows,
-    split_rows,
 )
 from ortgpt_exporter.quantize import (
     FindHessian,
@@ -47,6 +44,7 @@ from ortgpt_exporter.quantize import (
 )
 from ortgpt_exporter.recipe import BITS, DYNAMIC, GPTQ, Recipe, make_recipe
 from ortgpt_exporter.steps import OnProgress, Progress, Steps
+from ortgpt_exporter.texts import TextRows, read_text, rows_to_measure, spread_rows
 from ortgpt_exporter.verify import rounded
 from ortgpt_models.folder import write_folder
 
@@ -99,13 +97,15 @@ def quantize_bundle(
     check_target(out, force=force)
     source.verify_hashes()
     recipe = recipe_for(source, quantization)
-    calibration = calibration_rows(source, recipe, quantization.calibration)
+    tokenizer = Tokenizer.load(source.path)
+    calibration = _calibration(source, recipe, tokenizer, quantization.calibration)
+    given = None if quantization.eval_text is None else read_text(tokenizer, quantization.eval_text, least=1)
     with write_folder(out, replace=force) as folder:
         on_progress(Progress(f"rounding to {recipe.dtype}", 0, 1))
         job = _Job(source, folder, quantization, calibration, external_data)
         report = job.write(recipe)  # before the float32 network is opened: both at once would take twice the memory
         with ortgpt.load(source.path, device=Target.CPU, verify="size") as generator:
-            text = eval_rows(generator, quantization.eval_text)
+            text = rows_to_measure(generator, given)
             steps = Steps(on_progress, len(text.rows) + 4, begun=1)
             candidate, recipe, report, likeness = job.pass_gate(generator.engine, recipe, report, text.rows, steps)
             steps.next("measuring independence")
@@ -134,6 +134,21 @@ def check_quantization(quantization: Quantization) -> None:
         faults.insert(0, f"dtype = {quantization.dtype!r} (accepted: {', '.join(BITS)})")
     if faults:
         raise OptionError("; ".join(faults))
+
+
+def _calibration(source: Bundle, recipe: Recipe, tokenizer: Tokenizer, path: Path | None) -> TextRows | None:
+    """Return the text that the method reads, if it reads one.
+
+    Raises ExportError where it wants one, would not use one, or it is shorter than a block.
+    """
+    if recipe.method != GPTQ:
+        if path is not None:
+            raise ExportError(f"calibration = {path} would have no effect (accepted with the method {GPTQ})")
+        return None
+    if path is None:
+        raise ExportError(f"the method {GPTQ} wants a calibration text; name a UTF-8 file, of what the model will read")
+    text = read_text(tokenizer, path, least=recipe.block_size or 1)
+    return spread_rows(text, min(ROW_TOKENS, source.config.n_positions), most=MOST_TOKENS)
 
 
 def check_source(source: Bundle) -> None:
@@ -168,74 +183,13 @@ def recipe_for(source: Bundle, asked: Quantization) -> Recipe:
 
 
 @dataclass(frozen=True)
-class EvalText:
-    """What is measured on: a name, rows of ids behind a start id, and what they stand for in bytes."""
-
-    name: str
-    rows: list[list[int]]
-    size_bytes: int
-
-
-def eval_rows(generator: Generator, path: Path | None) -> EvalText:
-    """Return the text to measure on. Raises ExportError where it is empty or no UTF-8."""
-    start_id, tokenizer = generator.start_id, generator.tokenizer
-    if path is None:
-        rows = sample_rows(generator.engine, start_id)
-        size_bytes = sum(len(tokenizer.token_bytes(token_id)) for row in rows for token_id in row[1:])
-        return EvalText("drawn from the float32 model", rows, size_bytes)
-    text = _read(path)
-    ids = tokenizer.encode(text)
-    if not ids:
-        raise ExportError(f"{path} is empty; name a text to measure on")
-    return EvalText(path.name, split_rows(ids, start_id, generator.engine.config.n_positions), len(text.encode()))
-
-
-@dataclass(frozen=True)
-class CalibrationText:
-    name: str
-    rows: list[list[int]]
-
-    @property
-    def tokens(self) -> int:
-        return sum(map(len, self.rows))
-
-
-def calibration_rows(source: Bundle, recipe: Recipe, path: Path | None) -> CalibrationText | None:
-    """Return the text that the method reads, evenly spread parts of a long one. None where it reads none.
-
-    Raises ExportError where it wants one, would not use one, or it is shorter than a block.
-    """
-    if recipe.method != GPTQ:
-        if path is not None:
-            raise ExportError(f"calibration = {path} would have no effect (accepted with the method {GPTQ})")
-        return None
-    if path is None:
-        raise ExportError(f"the method {GPTQ} wants a calibration text; name a UTF-8 file, of what the model will read")
-    ids = Tokenizer.load(source.path).encode(_read(path))
-    least = recipe.block_size or 1
-    if len(ids) < least:
-        raise ExportError(f"{path} has {len(ids)} tokens (accepted: a block, {least}, or more); name a longer text")
-    width = min(ROW_TOKENS, source.config.n_positions)
-    rows = [ids[begin : begin + width] for begin in range(0, len(ids), width)]
-    every = -(-len(ids) // MOST_TOKENS)
-    return CalibrationText(path.name, rows[::every])
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ExportError(f"{path} is not UTF-8 text: {error}; convert it first") from None
-
-
-@dataclass(frozen=True)
 class _Job:
     """One bundle to make: from which, into which folder, and how."""
 
     source: Bundle
     folder: Path
     asked: Quantization
-    calibration: CalibrationText | None
+    calibration: TextRows | None
     external_data: bool
 
     def write(self, recipe: Recipe) -> Report:
@@ -286,7 +240,7 @@ def write_quantized(
     folder: Path,
     recipe: Recipe,
     *,
-    calibration: CalibrationText | None = None,
+    calibration: TextRows | None = None,
     external_data: bool = False,
 ) -> Report:
     """Write all files of a quantised bundle but its manifest into `folder`, in place of what is there."""
@@ -307,7 +261,7 @@ def write_quantized(
 
 
 @contextlib.contextmanager
-def _hessians(model: ir.Model, recipe: Recipe, calibration: CalibrationText | None) -> Iterator[FindHessian | None]:
+def _hessians(model: ir.Model, recipe: Recipe, calibration: TextRows | None) -> Iterator[FindHessian | None]:
     if calibration is None:
         yield None
         return
@@ -323,7 +277,7 @@ def open_quantized(source: Bundle, folder: Path) -> Engine:
 
 
 def _evidence(
-    baseline: Engine, candidate: Engine, folder: Path, report: Report, likeness: Likeness, text: EvalText
+    baseline: Engine, candidate: Engine, folder: Path, report: Report, likeness: Likeness, text: TextRows
 ) -> Evidence:
     before, after = measure_speed([baseline, candidate])
     bits = 1 / (text.size_bytes * math.log(2))
@@ -353,7 +307,7 @@ def _manifest(
     source: Bundle,
     folder: Path,
     recipe: Recipe,
-    calibration: CalibrationText | None,
+    calibration: TextRows | None,
     independence: Independence,
     evidence: Evidence,
 ) -> Manifest:

@@ -10,22 +10,24 @@ from pathlib import Path
 import ortgpt
 from ortgpt.bundle import Bundle, open_bundle
 from ortgpt.contract import DType, Target
+from ortgpt.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.evidence import compare, measure_speed
 from ortgpt_exporter.quantized_bundle import (
     Quantization,
     check_source,
-    eval_rows,
     open_quantized,
     recipe_for,
     write_quantized,
 )
-from ortgpt_exporter.recipe import Recipe
+from ortgpt_exporter.recipe import W8A8, Recipe
 from ortgpt_exporter.steps import OnProgress, Steps
+from ortgpt_exporter.texts import read_text, rows_to_measure
 
 RECIPES = (
     Quantization(dtype=DType.INT8),
     Quantization(dtype=DType.INT8, block_size=32),
+    Quantization(dtype=DType.INT8, method=W8A8),
     Quantization(dtype=DType.INT4),
     Quantization(dtype=DType.INT4, block_size=128),
     Quantization(dtype=DType.INT4, block_size=32),
@@ -65,10 +67,11 @@ def sweep_bundle(
     """
     source = open_bundle(bundle)
     check_source(source)
+    given = None if eval_text is None else read_text(Tokenizer.load(source.path), eval_text, least=1)
     trials = []
     with ortgpt.load(source.path, device=Target.CPU) as generator, tempfile.TemporaryDirectory() as folder:
-        rows = eval_rows(generator, eval_text).rows
-        fitting = list(_fitting(source, RECIPES if recipes is None else recipes))
+        rows = rows_to_measure(generator, given).rows
+        fitting = dict.fromkeys(_fitting(source, RECIPES if recipes is None else recipes))
         steps = Steps(on_progress, len(fitting))
         for recipe in fitting:
             steps.next(recipe.shown)
@@ -95,7 +98,7 @@ def _fitting(source: Bundle, recipes: Sequence[Quantization]) -> Iterator[Recipe
     for asked in recipes:
         try:
             yield recipe_for(source, asked)
-        except ExportError:  # a block size that does not divide these matrices
+        except ExportError:  # a block size that does not divide these matrices, or is none of these
             if asked.block_size is None:
                 raise
 

@@ -112,9 +112,9 @@ def test_seal(small_bundle: Path, tmp_path: Path) -> None:
         (["export", "austen", "-o", "BUNDLE"], 1, ["already exists"]),
         (["export", "austen", "-o", "out", "--dtype", "int3"], 2, ["int3"]),
         (
-            ["export", "austen", "-o", "out", "--flavour", "portable", "--dtype", "int8"],
+            ["export", "austen", "-o", "out", "--target", "cuda", "--dtype", "int8"],
             2,
-            ["dtype = 'int8'", "portable"],
+            ["dtype = 'int8'", "native for cuda"],
         ),
         (["export", "austen", "-o", "out", "--method", "rtn"], 2, ["--method would have no effect", "int8"]),
         (["export", "austen", "-o", "out", "--revision", "v1"], 1, ["revision = 'v1'", "leave it out"]),

@@ -1,0 +1,63 @@
+"""The texts that quantisation reads: to calibrate by, and to measure on. Knows no graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ortgpt.generator import Generator
+from ortgpt.tokenizer import Tokenizer
+from ortgpt_exporter.errors import ExportError
+from ortgpt_exporter.evidence import Ids, sample_rows, split_rows
+
+
+@dataclass(frozen=True)
+class Text:
+    """A file's name, its token ids and its size in bytes."""
+
+    name: str
+    token_ids: Ids
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """A text in rows of token ids. `size_bytes` is that of the whole text."""
+
+    name: str
+    rows: list[Ids]
+    size_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.rows))
+
+
+def read_text(tokenizer: Tokenizer, path: Path, *, least: int) -> Text:
+    """Read a UTF-8 file. Raises ExportError where it is none, or has fewer than `least` tokens; OSError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ExportError(f"{path} is not UTF-8 text: {error}; convert it first") from None
+    ids = tokenizer.encode(text)
+    if len(ids) < least:
+        raise ExportError(f"{path} has {len(ids)} tokens (accepted: {least} or more); name a longer text")
+    return Text(path.name, ids, len(text.encode()))
+
+
+def spread_rows(text: Text, width: int, *, most: int) -> TextRows:
+    """Cut a text into rows, and of a long one keep rows spread evenly over it, of about `most` tokens together."""
+    ids = text.token_ids
+    rows = [ids[begin : begin + width] for begin in range(0, len(ids), width)]
+    return TextRows(text.name, rows[:: -(-len(ids) // most)], text.size_bytes)
+
+
+def rows_to_measure(generator: Generator, text: Text | None) -> TextRows:
+    """Return the rows to predict, each behind the start id; by default drawn from the model itself."""
+    start_id = generator.start_id
+    if text is not None:
+        rows = split_rows(text.token_ids, start_id, generator.engine.config.n_positions)
+        return TextRows(text.name, rows, text.size_bytes)
+    rows = sample_rows(generator.engine, start_id)
+    size_bytes = sum(len(generator.tokenizer.token_bytes(token_id)) for row in rows for token_id in row[1:])
+    return TextRows("drawn from the float32 model", rows, size_bytes)
