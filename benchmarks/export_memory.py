@@ -36,6 +36,9 @@ def run(code: str, *arguments: str) -> str:
     return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+unknown = set(sys.argv[1:]) - {*PRESETS, *DTYPES}
+if unknown:
+    sys.exit(f"{', '.join(sorted(unknown))} (accepted: {', '.join((*PRESETS, *DTYPES))})")
 print(f"{'preset':<14}{'dtype':<10}{'peak memory, GB':>16}{'time, s':>9}{'bundle, MB':>12}")
 for preset in [name for name in PRESETS if name in sys.argv] or PRESETS:
     for dtype in [name for name in DTYPES if name in sys.argv] or DTYPES:

@@ -68,18 +68,14 @@ def ours(work: Path, text: str, calibration: Path | None) -> tuple[Rows, dict[st
 
 
 def theirs(python: str, script: str, work: Path, rows: Rows) -> dict[str, dict[str, float]]:
-    """Run a peer's script in its own environment; one that fails is reported as missing, by its last words."""
+    """Run a peer's script in its own environment. Exits where it fails, with what it said last."""
     work.mkdir(exist_ok=True)
     command = [python, str(PEERS / script), str(find_folder("austen")), str(work), str(os.cpu_count())]
     environment = os.environ | {"GGML_NO_BACKTRACE": "1"}
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(rows), capture_output=True, text=True, check=False, env=environment
-        )
-        found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, IndexError, json.JSONDecodeError) as error:
-        print(f"{script} is missing: {error}", file=sys.stderr)
-        return {}
+    done = subprocess.run(command, input=json.dumps(rows), capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        sys.exit(f"{script} failed: {' | '.join(done.stderr.splitlines()[-3:])}")
+    found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

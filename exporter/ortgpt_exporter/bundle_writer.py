@@ -117,7 +117,7 @@ def export_bundle(
         raise OptionError(f"quantization.dtype = {quantization.dtype!r} (accepted: the dtype itself, {form.dtype})")
     if form.dtype in BITS:
         quantization = Quantization(dtype=form.dtype) if quantization is None else quantization
-        check_quantization(quantization)
+        check_quantization(quantization, form.flavour)
         with made_parents(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
             whole = export_bundle(
                 checkpoint,

@@ -60,12 +60,16 @@ class Calibration:
         widths = {value.name: value.shape[-1] for value in self._session.get_outputs()}
         held = 0
         for each in names[names.index(name) :]:
+            if each in self._sums:
+                continue
             held += 8 * widths[self._outputs[each]] ** 2
             if chosen and held > _MOST_BYTES:
                 break
             chosen.append(each)
+        options = onnxruntime.RunOptions()
+        options.only_execute_path_to_fetches = True
         for row in self._rows:
-            found = self._session.run([self._outputs[each] for each in chosen], self._feeds(row))
+            found = self._session.run([self._outputs[each] for each in chosen], self._feeds(row), options)
             for each, activation in zip(chosen, found, strict=True):
                 x = activation.reshape(-1, activation.shape[-1])
                 product = (x.T @ x).astype(np.float64)

@@ -16,6 +16,11 @@ from ortgpt_exporter.bundle_folder import save_graph
 from ortgpt_exporter.quantize import Report, matrix_of, parameter_count, unweighted_products
 
 
+def check_optimum() -> None:
+    """Raise ModuleNotFoundError without the extra."""
+    import optimum.onnxruntime  # noqa: F401  # to fail before the work, not after it
+
+
 def quantize_dynamic(source: Bundle, folder: Path, method: str, *, external_data: bool) -> Report:
     """Write the quantised graph of a portable bundle into `folder`; `method` is one of recipe.DYNAMIC.
 
@@ -29,10 +34,14 @@ def quantize_dynamic(source: Bundle, folder: Path, method: str, *, external_data
     quantizer.quantize(save_dir=folder, quantization_config=config, file_suffix=None)
     before, after = ir.load(source.path / File.MODEL), ir.load(folder / File.MODEL)
     report = Report(parameters=parameter_count(before))
-    matrices = {name for node in before.graph if (name := matrix_of(node)) is not None}
-    left = matrices & after.graph.initializers.keys()
-    report.quantized[DType.INT8] = len(matrices - left)
-    report.kept = dict.fromkeys(sorted(left), "Optimum left it in float32") | unweighted_products(after)
+    tensors = [value.const_value for value in after.graph.initializers.values() if value.const_value is not None]
+    in_bytes = (ir.DataType.INT8, ir.DataType.UINT8)
+    report.quantized[DType.INT8] = sum(tensor.dtype in in_bytes and len(tensor.shape) == 2 for tensor in tensors)
+    report.kept = unweighted_products(after)
+    for node in after.graph:
+        name = matrix_of(node)
+        if name is not None and after.graph.initializers[name].dtype == ir.DataType.FLOAT:
+            report.kept[name] = "Optimum left it in float32"
     ir.external_data.load_to_model(after)
     for path in folder.iterdir():  # Optimum writes its own configuration beside it
         path.unlink()

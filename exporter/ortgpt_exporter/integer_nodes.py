@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ortgpt.contract import Flavour, RecipeName
+from ortgpt.contract import Flavour
 from ortgpt_exporter.blocks import Blocks
 from ortgpt_exporter.graphs import MICROSOFT
 
@@ -28,12 +28,12 @@ _FLOAT = ir.DataType.FLOAT
 def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
     """Multiply by integers in blocks; activations are rounded to 8 bits, block by block."""
     rows, count, _ = blocks.integers.shape
-    tied = node.op_type == "FusedMatMul"  # the look-up reads the same tensors, in its own shape
+    tied = is_transposed(node)  # the look-up reads the same tensors, in its own shape
     stored = _stored(graph, name, blocks, flat=not tied)
     before: list[ir.Node] = []
     if tied:
         shape = constant(graph, f"{name}.shape", np.array([rows, count, blocks.packed_width]))
-        flat = constant(graph, "flat", np.array([-1]))
+        flat = constant(graph, "ortgpt.flat", np.array([-1]))
         before = [ir.node("Reshape", [value, flat if place else shape]) for place, value in enumerate(stored)]
         stored = [reshape.outputs[0] for reshape in before]
     attributes = {
@@ -68,7 +68,10 @@ def _stored(graph: ir.Graph, name: str, blocks: Blocks, *, flat: bool) -> list[i
 
 
 def dequantized_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
-    """Multiply by what DequantizeLinear makes of the integers (opset 21); ONNX Runtime takes both for a MatMulNBits."""
+    """Multiply by what DequantizeLinear makes of the integers (opset 21).
+
+    ONNX Runtime takes the two for a MatMulNBits; 1.23.2 does so in 4 bits only.
+    """
     columns = blocks.integers.reshape(len(blocks.integers), -1).T  # (in, out), as MatMul wants it
     weights: list[ir.Value]
     weights_name = f"{name}.int{blocks.bits}_blocks"
@@ -87,14 +90,14 @@ def dequantized_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks
 
 def rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
     """Multiply 8-bit activations, one scale a row, by 8-bit weights, one scale a column; standard operators."""
-    nodes, rounded, row_scales = _rounded_rows(graph, node.inputs[0], blocks.block_size, per_node=_is_head(node))
-    weights, scales = _signed(graph, name, blocks, transposed=not _is_head(node))
-    if _is_head(node):  # the look-up reads the same tensors
+    nodes, rounded, row_scales = _rounded_rows(graph, node.inputs[0], blocks.block_size, per_node=is_transposed(node))
+    weights, scales = _signed(graph, name, blocks, transposed=not is_transposed(node))
+    if is_transposed(node):  # the look-up reads the same tensors
         nodes.append(ir.node("Transpose", [weights], {"perm": [1, 0]}))
         weights = nodes[-1].outputs[0]
-        nodes.append(ir.node("Reshape", [scales, constant(graph, "flat", np.array([-1]))]))
+        nodes.append(ir.node("Reshape", [scales, constant(graph, "ortgpt.flat", np.array([-1]))]))
         scales = nodes[-1].outputs[0]
-    product = ir.node("MatMulInteger", [rounded, weights, constant(graph, "zero", _ZERO)])
+    product = ir.node("MatMulInteger", [rounded, weights, constant(graph, "ortgpt.zero", _ZERO)])
     widened = ir.node("Cast", [product.outputs[0]], {"to": _FLOAT})
     by_row = ir.node("Mul", [widened.outputs[0], row_scales])
     return [*nodes, product, widened, by_row, ir.node("Mul", [by_row.outputs[0], scales])]
@@ -104,7 +107,7 @@ def fused_rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks)
     """As rows_matmul(), with the weights' scales applied within the product."""
     nodes, rounded, row_scales = _rounded_rows(graph, node.inputs[0], blocks.block_size, per_node=False)
     weights, scales = _signed(graph, name, blocks, transposed=True)
-    one, zero = constant(graph, "one", np.array(1, np.float32)), constant(graph, "zero", _ZERO)
+    one, zero = constant(graph, "ortgpt.one", np.array(1, np.float32)), constant(graph, "ortgpt.zero", _ZERO)
     product = ir.node("MatMulIntegerToFloat", [rounded, weights, one, scales, zero], domain=MICROSOFT)
     return [*nodes, product, ir.node("Mul", [product.outputs[0], row_scales])]
 
@@ -125,14 +128,14 @@ def _rounded_rows(
     A row of zeros has the scale 0: whatever its bytes are, the products are 0 again.
     """
     magnitude = ir.node("Abs", [x])
-    last = constant(graph, "last", np.array([-1]))
+    last = constant(graph, "ortgpt.last", np.array([-1]))
     largest = ir.node("ReduceMax", [magnitude.outputs[0], last], {"keepdims": 1})
-    scales = ir.node("Mul", [largest.outputs[0], constant(graph, "step", np.array(1 / 127, np.float32))])
+    scales = ir.node("Mul", [largest.outputs[0], constant(graph, "ortgpt.step", np.array(1 / 127, np.float32))])
     nodes = [magnitude, largest, scales]
     zeros = None if per_node else _zeros_of(graph)
     if zeros is None:
         shape = ir.node("Shape", [largest.outputs[0]])
-        expand = ir.node("Expand", [constant(graph, "zero", _ZERO), shape.outputs[0]])
+        expand = ir.node("Expand", [constant(graph, "ortgpt.zero", _ZERO), shape.outputs[0]])
         nodes += [shape, expand]
         zeros = expand.outputs[0]
         if not per_node:
@@ -141,7 +144,7 @@ def _rounded_rows(
     return [*nodes, bytes_], bytes_.outputs[0], scales.outputs[0]
 
 
-_ZEROS = "zeros_of_rows"
+_ZEROS = "ortgpt.zeros_of_rows"
 
 
 def _zeros_of(graph: ir.Graph) -> ir.Value | None:
@@ -150,7 +153,7 @@ def _zeros_of(graph: ir.Graph) -> ir.Value | None:
 
 
 def _signed(graph: ir.Graph, name: str, blocks: Blocks, *, transposed: bool) -> tuple[ir.Value, ir.Value]:
-    """Return the integers as signed bytes and their scales, one a row: (rows, width) and (rows, 1), or transposed."""
+    """Return integers as signed bytes, (rows, width), and scales, (rows, 1); or (width, rows) and (rows,)."""
     table = (blocks.integers[:, 0].astype(np.int16) - 128).astype(np.int8)
     scales = blocks.scales.reshape(-1) if transposed else blocks.scales
     return (
@@ -159,15 +162,17 @@ def _signed(graph: ir.Graph, name: str, blocks: Blocks, *, transposed: bool) -> 
     )
 
 
-def _is_head(node: ir.Node) -> bool:
-    return node.op_type in ("FusedMatMul", "Gemm")
+def is_transposed(node: ir.Node) -> bool:
+    """Tell whether a node's matrix is (out, in), as the embedding is and with it the head; a layer's is (in, out)."""
+    return node.op_type == "Gather" or node.attributes.get_int("transB", 0) == 1
 
 
-PRODUCTS: Mapping[tuple[str, str], MakeNodes] = {
-    (Flavour.NATIVE, RecipeName.WEIGHT_BLOCKS): nbits_matmul,
-    (Flavour.NATIVE, RecipeName.W8A8_ROWS): fused_rows_matmul,
-    (Flavour.PORTABLE, RecipeName.WEIGHT_BLOCKS): dequantized_matmul,
-    (Flavour.PORTABLE, RecipeName.W8A8_ROWS): rows_matmul,
+# By flavour, and whether a scale is for a whole row of the matrix.
+PRODUCTS: Mapping[tuple[str, bool], MakeNodes] = {
+    (Flavour.NATIVE, False): nbits_matmul,
+    (Flavour.NATIVE, True): fused_rows_matmul,
+    (Flavour.PORTABLE, False): dequantized_matmul,
+    (Flavour.PORTABLE, True): rows_matmul,
 }
 LOOK_UPS: Mapping[str, MakeNodes] = {Flavour.NATIVE: nbits_gather, Flavour.PORTABLE: rows_gather}
 

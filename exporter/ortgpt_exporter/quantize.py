@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ortgpt.contract import DType, Flavour, RecipeName
+from ortgpt.contract import DType
 from ortgpt_exporter.blocks import Blocks, quantize_blocks
 from ortgpt_exporter.calibrate import Hessian
 from ortgpt_exporter.gptq import quantize_gptq
-from ortgpt_exporter.integer_nodes import LOOK_UPS, PRODUCTS
+from ortgpt_exporter.integer_nodes import LOOK_UPS, PRODUCTS, is_transposed
 from ortgpt_exporter.recipe import EMBEDDING, GPTQ, POSITIONS, Recipe, Rounding
 from ortgpt_exporter.smooth import smooth
 
@@ -61,7 +61,7 @@ def matrix_widths(model: ir.Model) -> dict[str, int]:
         if matrix is not None:
             shape = weights[matrix].shape
             assert shape is not None
-            found[matrix] = int(shape.numpy()[1 if _is_transposed(node) else 0])
+            found[matrix] = int(shape.numpy()[1 if is_transposed(node) else 0])
     return found
 
 
@@ -106,12 +106,14 @@ def quantize_graph(model: ir.Model, recipe: Recipe, hessian_of: FindHessian | No
         rounding = recipe.rounding_of(name, look_up=_is_look_up(node))
         if (name, rounding) not in made:  # look-up and head may share one
             matrix = _array(initializers[name])
-            matrix = matrix if _is_transposed(node) else matrix.T
+            matrix = matrix if is_transposed(node) else matrix.T
             blocks = made[name, rounding] = _round(matrix, rounding, name, hessian_of)
             report.errors[name] = _relative_error(matrix, blocks)
             kind = f"int{blocks.bits}"
             report.quantized[kind] = report.quantized.get(kind, 0) + 1
-        _replace(model.graph, node, _new_nodes(recipe, model.graph, node, name, made[name, rounding]))
+        by_rows = rounding.block_size is None
+        make = LOOK_UPS[recipe.flavour] if _is_look_up(node) else PRODUCTS[recipe.flavour, by_rows]
+        _replace(model.graph, node, make(model.graph, node, name, made[name, rounding]))
         if not initializers[name].uses():
             del initializers[name]  # a large model's matrices need not all be there at once
             made = {key: blocks for key, blocks in made.items() if key[0] != name}
@@ -132,27 +134,12 @@ def _is_look_up(node: ir.Node) -> bool:
     return node.op_type == "Gather"
 
 
-def _is_transposed(node: ir.Node) -> bool:
-    """Tell whether a node's matrix has its blocks along the second axis, as the embedding has."""
-    return node.op_type in ("FusedMatMul", "Gemm", "Gather")
-
-
 def _round(matrix: npt.NDArray[np.float32], rounding: Rounding, name: str, hessian_of: FindHessian | None) -> Blocks:
     block_size = matrix.shape[1] if rounding.block_size is None else rounding.block_size
     if rounding.method != GPTQ:
         return quantize_blocks(matrix, bits=rounding.bits, block_size=block_size, method=rounding.method)
     assert hessian_of is not None
     return quantize_gptq(matrix, hessian_of(name), bits=rounding.bits, block_size=block_size)
-
-
-def _new_nodes(recipe: Recipe, graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
-    if _is_look_up(node):
-        make = LOOK_UPS[recipe.flavour]
-    elif name == EMBEDDING and recipe.flavour == Flavour.NATIVE:  # tied to the look-up's blocks
-        make = PRODUCTS[recipe.flavour, RecipeName.WEIGHT_BLOCKS]
-    else:
-        make = PRODUCTS[recipe.flavour, recipe.name]
-    return make(graph, node, name, blocks)
 
 
 def _replace(graph: ir.Graph, node: ir.Node, nodes: list[ir.Node]) -> None:

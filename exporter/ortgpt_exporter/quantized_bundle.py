@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,11 +17,10 @@ from ortgpt.cpus import cpu_features
 from ortgpt.engine import Engine
 from ortgpt.errors import OptionError
 from ortgpt.manifest import Evidence, Manifest, Precision
-from ortgpt.session import Device, open_graph
 from ortgpt.tokenizer import Tokenizer
-from ortgpt_exporter.bundle_folder import check_target, save_graph, weight_bytes
-from ortgpt_exporter.calibrate import MOST_TOKENS, ROW_TOKENS, Calibration
-from ortgpt_exporter.dynamic import quantize_dynamic
+from ortgpt_exporter.bundle_folder import check_target, weight_bytes
+from ortgpt_exporter.calibrate import MOST_TOKENS, ROW_TOKENS
+from ortgpt_exporter.dynamic import check_optimum
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.evidence import (
     Independence,
@@ -32,25 +28,18 @@ from ortgpt_exporter.evidence import (
     compare,
     measure_independence,
     measure_speed,
+    sample_rows,
 )
-from ortgpt_exporter.quantize import (
-    FindHessian,
-    Report,
-    balance,
-    expected_matrices,
-    matrix_widths,
-    product_inputs,
-    quantize_graph,
-)
-from ortgpt_exporter.recipe import BITS, DYNAMIC, GPTQ, Recipe, make_recipe
+from ortgpt_exporter.quantize import Report
+from ortgpt_exporter.quantized_files import check_source, open_quantized, source_widths, write_quantized
+from ortgpt_exporter.recipe import BITS, BLOCK_SIZES, DYNAMIC, GPTQ, Recipe, check_choice, make_recipe
 from ortgpt_exporter.steps import OnProgress, Progress, Steps
-from ortgpt_exporter.texts import TextRows, read_text, rows_to_measure, spread_rows
+from ortgpt_exporter.texts import Text, TextRows, read_text, read_utf8, rows_to_measure, spread_rows
 from ortgpt_exporter.verify import rounded
 from ortgpt_models.folder import write_folder
 
 _MOST_RATIO = {DType.INT8: 1.01, DType.INT4: 1.05}
 _WIDENED = (4, 2)  # after a failed gate in 4 bits, one in so many matrices gets 8 bits: first a quarter, then half
-_NOT_COPIED = (File.MODEL, File.MODEL_DATA)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +80,8 @@ def quantize_bundle(
     matrices that rounding changed most get 8, up to half of them. Raises ExportError for a bundle of another kind, a
     recipe that does not fit or a gate that fails; OptionError, BundleError, FileExistsError or another OSError.
     """
-    check_quantization(quantization)
     source, out = open_bundle(bundle), Path(os.path.abspath(out))
+    check_quantization(quantization, source.manifest.graphs[0].flavour)
     check_source(source)
     check_target(out, force=force)
     source.verify_hashes()
@@ -101,27 +90,22 @@ def quantize_bundle(
     calibration = _calibration(source, recipe, tokenizer, quantization.calibration)
     given = None if quantization.eval_text is None else read_text(tokenizer, quantization.eval_text, least=1)
     with write_folder(out, replace=force) as folder:
-        on_progress(Progress(f"rounding to {recipe.dtype}", 0, 1))
-        job = _Job(source, folder, quantization, calibration, external_data)
-        report = job.write(recipe)  # before the float32 network is opened: both at once would take twice the memory
-        with ortgpt.load(source.path, device=Target.CPU, verify="size") as generator:
-            text = rows_to_measure(generator, given)
-            steps = Steps(on_progress, len(text.rows) + 4, begun=1)
-            candidate, recipe, report, likeness = job.pass_gate(generator.engine, recipe, report, text.rows, steps)
-            steps.next("measuring independence")
-            independence = measure_independence(candidate, text.rows)
-            steps.next("measuring speed")
-            evidence = _evidence(generator.engine, candidate, folder, report, likeness, text)
-        steps.next("writing the manifest")
-        manifest = _manifest(source, folder, recipe, calibration, independence, evidence)
+        report = Report()
+        for part in (0, *_WIDENED) if recipe.dtype == DType.INT4 else (0,):
+            recipe = replace(recipe, wider=_most_sensitive(report, part))
+            on_progress(Progress(f"rounding to {recipe.dtype}", 0, 1))
+            report = write_quantized(source, folder, recipe, calibration=calibration, external_data=external_data)
+            measured = _measure(source, folder, report, quantization, given, on_progress)
+            if measured.evidence is not None:
+                break
+        manifest = _manifest(source, folder, recipe, calibration, measured, quantization)
         (folder / File.MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
         open_bundle(folder)
-    steps.finish()
     return open_bundle(out)
 
 
-def check_quantization(quantization: Quantization) -> None:
-    """Raise OptionError naming every value that is not accepted."""
+def check_quantization(quantization: Quantization, flavour: str) -> None:
+    """Raise OptionError or ExportError for what no bundle of this flavour can be quantised by, OSError for a text."""
     faults = [
         f"{name} = {value!r} (accepted: a number above {least})"
         for name, value, least in (
@@ -134,46 +118,29 @@ def check_quantization(quantization: Quantization) -> None:
         faults.insert(0, f"dtype = {quantization.dtype!r} (accepted: {', '.join(BITS)})")
     if faults:
         raise OptionError("; ".join(faults))
-
-
-def _calibration(source: Bundle, recipe: Recipe, tokenizer: Tokenizer, path: Path | None) -> TextRows | None:
-    """Return the text that the method reads, if it reads one.
-
-    Raises ExportError where it wants one, would not use one, or it is shorter than a block.
-    """
-    if recipe.method != GPTQ:
-        if path is not None:
-            raise ExportError(f"calibration = {path} would have no effect (accepted with the method {GPTQ})")
-        return None
-    if path is None:
+    method = check_choice(
+        flavour=flavour,
+        dtype=quantization.dtype,
+        method=quantization.method,
+        block_size=quantization.block_size,
+        head_dtype=quantization.head_dtype,
+    )
+    if method in DYNAMIC:
+        check_optimum()
+    path = quantization.calibration
+    if method != GPTQ and path is not None:
+        raise ExportError(f"calibration = {path} would have no effect (accepted with the method {GPTQ})")
+    if method == GPTQ and path is None:
         raise ExportError(f"the method {GPTQ} wants a calibration text; name a UTF-8 file, of what the model will read")
-    text = read_text(tokenizer, path, least=recipe.block_size or 1)
-    return spread_rows(text, min(ROW_TOKENS, source.config.n_positions), most=MOST_TOKENS)
-
-
-def check_source(source: Bundle) -> None:
-    """Raise ExportError unless a bundle is one to quantise."""
-    graph = source.manifest.graphs[0]
-    dtype = source.manifest.precision.dtype
-    cache_dtype = None if graph.cache is None else graph.cache.dtype
-    if (dtype, cache_dtype) != (DType.FLOAT32, DType.FLOAT32):
-        raise ExportError(
-            f"{source.path} is {dtype} (accepted: float32); export the checkpoint anew, or name the bundle that this "
-            "one was made of"
-        )
+    for text in (path, quantization.eval_text):
+        if text is not None:
+            read_utf8(text)
 
 
 def recipe_for(source: Bundle, asked: Quantization) -> Recipe:
     """Return the recipe asked for. Raises ExportError where it does not fit the matrices of the bundle."""
-    widths = matrix_widths(ir.load(source.path / File.MODEL))
-    missing = expected_matrices(source.config.n_layer) - widths.keys()
-    if missing:
-        raise ExportError(
-            f"{source.path / File.MODEL} has no float32 matrix {min(missing)} ({len(missing)} are missing); export the "
-            "checkpoint anew"
-        )
     return make_recipe(
-        widths,
+        source_widths(source),
         flavour=source.manifest.graphs[0].flavour,
         dtype=asked.dtype,
         method=asked.method,
@@ -182,98 +149,76 @@ def recipe_for(source: Bundle, asked: Quantization) -> Recipe:
     )
 
 
-@dataclass(frozen=True)
-class _Job:
-    """One bundle to make: from which, into which folder, and how."""
+def _calibration(source: Bundle, recipe: Recipe, tokenizer: Tokenizer, path: Path | None) -> TextRows | None:
+    """Return the text to calibrate by, if there is one. Raises ExportError where it is shorter than a block."""
+    if path is None:
+        return None
+    text = read_text(tokenizer, path, least=recipe.block_size or 1)
+    return spread_rows(text, min(ROW_TOKENS, source.config.n_positions), most=MOST_TOKENS)
 
-    source: Bundle
-    folder: Path
-    asked: Quantization
-    calibration: TextRows | None
-    external_data: bool
 
-    def write(self, recipe: Recipe) -> Report:
-        return write_quantized(
-            self.source, self.folder, recipe, calibration=self.calibration, external_data=self.external_data
-        )
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """What was measured of a quantised graph; all of it only where it passes the gate."""
 
-    def pass_gate(
-        self, baseline: Engine, recipe: Recipe, report: Report, rows: list[list[int]], steps: Steps
-    ) -> tuple[Engine, Recipe, Report, Likeness]:
-        """Measure what was written; in 4 bits, widen the most sensitive matrices as long as the gate fails."""
-        candidate = open_quantized(self.source, self.folder)
-        likeness = compare(baseline, candidate, rows, on_row=lambda: steps.next("measuring"))
-        for part in _WIDENED if recipe.dtype == DType.INT4 else ():
-            if self._passes(likeness):
-                break
-            recipe = replace(recipe, wider=_most_sensitive(report, part))
-            del candidate
-            report = self.write(recipe)
-            candidate = open_quantized(self.source, self.folder)
-            likeness = compare(baseline, candidate, rows)
-        if not self._passes(likeness):
-            raise ExportError(self._failure(recipe, likeness))
-        return candidate, recipe, report, likeness
+    likeness: Likeness
+    independence: Independence | None = None
+    evidence: Evidence | None = None
 
-    def _passes(self, likeness: Likeness) -> bool:
-        most_kl = math.inf if self.asked.max_kl is None else self.asked.max_kl
-        return likeness.perplexity_ratio <= self.asked.most_ratio and likeness.kl <= most_kl
 
-    def _failure(self, recipe: Recipe, likeness: Likeness) -> str:
-        wider = f", with {len(recipe.wider)} matrices in 8 bits" if recipe.wider else ""
-        most_kl = "any" if self.asked.max_kl is None else self.asked.max_kl
-        return (
-            f"the {recipe.dtype} bundle fails its gate: perplexity ratio {likeness.perplexity_ratio:.4f} (accepted: "
-            f"{self.asked.most_ratio:g}), KL {likeness.kl:.4f} (accepted: {most_kl}) over {likeness.tokens:,} tokens"
-            f"{wider}; try a smaller block size, head_dtype int8, int8, or a wider gate"
-        )
+def _measure(
+    source: Bundle,
+    folder: Path,
+    report: Report,
+    asked: Quantization,
+    given: Text | None,
+    on_progress: OnProgress,
+) -> _Measured:
+    """Open both networks and compare them; the float32 one only now, since both and the rounding take much memory."""
+    with ortgpt.load(source.path, device=Target.CPU, verify="size") as generator:
+        text = rows_to_measure(generator, given)
+        steps = Steps(on_progress, len(text.rows) + 3, begun=1)
+        candidate = open_quantized(source, folder)
+        likeness = compare(generator.engine, candidate, text.rows, on_row=lambda: steps.next("measuring"))
+        if not _passes(likeness, asked):
+            return _Measured(likeness=likeness)
+        steps.next("measuring independence")
+        # A given text may be too short, or of one row.
+        rows = text.rows if given is None else sample_rows(generator.engine, generator.start_id)
+        independence = measure_independence(candidate, rows)
+        steps.next("measuring speed")
+        evidence = _evidence(generator.engine, candidate, folder, report, likeness, text)
+        steps.finish()
+    return _Measured(likeness=likeness, independence=independence, evidence=evidence)
+
+
+def _passes(likeness: Likeness, asked: Quantization) -> bool:
+    most_kl = math.inf if asked.max_kl is None else asked.max_kl
+    return likeness.perplexity_ratio <= asked.most_ratio and likeness.kl <= most_kl
+
+
+def _failure(recipe: Recipe, likeness: Likeness, asked: Quantization) -> str:
+    wider = f", with {len(recipe.wider)} matrices in 8 bits" if recipe.wider else ""
+    most_kl = "any" if asked.max_kl is None else repr(asked.max_kl)
+    hints = ["a wider gate"]
+    if recipe.dtype == DType.INT4:
+        hints += [DType.INT8] if recipe.head_dtype == DType.INT8 else [DType.INT8, f"head_dtype {DType.INT8}"]
+        hints += [] if recipe.method == GPTQ else [f"the method {GPTQ}"]
+    if recipe.block_size is not None and recipe.block_size > BLOCK_SIZES[-1]:
+        hints.append("a smaller block_size")
+    return (
+        f"the {recipe.dtype} bundle fails its gate: perplexity ratio {likeness.perplexity_ratio:.4f} (accepted: "
+        f"{asked.most_ratio!r}), KL {likeness.kl:.4f} (accepted: {most_kl}) over {likeness.tokens:,} tokens{wider}; "
+        f"try {', '.join(hints[:0:-1])}{' or ' if hints[1:] else ''}{hints[0]}"
+    )
 
 
 def _most_sensitive(report: Report, part: int) -> tuple[str, ...]:
-    """Return the matrices of the layers that rounding changed most, one in `part`."""
+    """Return the matrices of the layers that rounding changed most, one in `part`; none where that is 0."""
+    if part == 0:
+        return ()
     layers = sorted((name for name in report.errors if name.startswith("h.")), key=report.errors.__getitem__)
     return tuple(sorted(layers[-(-len(layers) * (part - 1) // part) :]))
-
-
-def write_quantized(
-    source: Bundle,
-    folder: Path,
-    recipe: Recipe,
-    *,
-    calibration: TextRows | None = None,
-    external_data: bool = False,
-) -> Report:
-    """Write all files of a quantised bundle but its manifest into `folder`, in place of what is there."""
-    for path in folder.iterdir():
-        path.unlink()
-    if recipe.method in DYNAMIC:
-        report = quantize_dynamic(source, folder, recipe.method, external_data=external_data)
-    else:
-        model = ir.load(source.path / File.MODEL)
-        balance(model, recipe.dtype, n_layer=source.config.n_layer)
-        with _hessians(model, recipe, calibration) as hessian_of:
-            report = quantize_graph(model, recipe, hessian_of)
-        ir.external_data.load_to_model(model)  # what was not quantised may lie in the source's own file of weights
-        save_graph(model, folder, external_data=external_data)
-    for name in source.manifest.files.keys() - _NOT_COPIED:
-        shutil.copyfile(source.path / name, folder / name)
-    return report
-
-
-@contextlib.contextmanager
-def _hessians(model: ir.Model, recipe: Recipe, calibration: TextRows | None) -> Iterator[FindHessian | None]:
-    if calibration is None:
-        yield None
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Calibration(model, product_inputs(model), calibration.rows, recipe.flavour, Path(folder)).hessian
-
-
-def open_quantized(source: Bundle, folder: Path) -> Engine:
-    """Open what write_quantized() wrote, for the CPU."""
-    draft = replace(source, path=folder)
-    session = open_graph(draft, source.manifest.graphs[0], Device(Target.CPU))
-    return Engine(session, source.config, masked_tokens=source.manifest.masked_tokens)
 
 
 def _evidence(
@@ -308,9 +253,13 @@ def _manifest(
     folder: Path,
     recipe: Recipe,
     calibration: TextRows | None,
-    independence: Independence,
-    evidence: Evidence,
+    measured: _Measured,
+    asked: Quantization,
 ) -> Manifest:
+    """Return the manifest of a bundle that passed its gate. Raises ExportError where it did not."""
+    independence = measured.independence
+    if independence is None:
+        raise ExportError(_failure(recipe, measured.likeness, asked))
     bound = recipe.name != RecipeName.DYNAMIC_TENSOR
     promise: Mapping[str, object] = {
         Key.KIND: Promise.BOUNDED if bound else Promise.BATCH_DEPENDENT,
@@ -328,5 +277,5 @@ def _manifest(
         precision=Precision(dtype=recipe.dtype, recipe=recipe.name, parameters=parameters, promise=promise),
         files=describe_files(folder, [path.name for path in folder.iterdir()]),
         verification=(),
-        evidence=evidence,
+        evidence=measured.evidence,
     )

@@ -41,8 +41,8 @@ class Rounding:
 class Recipe:
     """How the matrices of one graph are rounded. The embedding, which is the head, has blocks and bits of its own.
 
-    A block size of None is one scale for each row of a matrix, or none of ours (Optimum's). `wider` names matrices that
-    get 8 bits although `dtype` is int4.
+    A block size of None is one scale for each row of a matrix. `wider` names matrices that get 8 bits although `dtype`
+    is int4. `flavour` is that of the graph.
     """
 
     flavour: str
@@ -85,15 +85,41 @@ class Recipe:
 
     def rounding_of(self, name: str, *, look_up: bool) -> Rounding:
         """Return how a matrix, by its checkpoint's name, is rounded for products or for look-ups."""
-        search = SEARCH if self.method in (W8A8, GPTQ) else self.method
-        if look_up and self.flavour == Flavour.PORTABLE:
-            return Rounding(8, None, SEARCH)
+        embedding = name in (EMBEDDING, POSITIONS)
+        bits = BITS[self.head_dtype if embedding else DType.INT8 if name in self.wider else self.dtype]
         if name == POSITIONS:  # few rows, and each is added to every token
-            return Rounding(8, self.head_block_size, search)
-        if name == EMBEDDING:
-            return Rounding(BITS[self.head_dtype], self.head_block_size, GPTQ if self.method == GPTQ else search)
-        bits = 8 if name in self.wider else BITS[self.dtype]
-        return Rounding(bits, self.block_size, GPTQ if self.method == GPTQ else search)
+            bits = 8
+        block_size = self.head_block_size if embedding else self.block_size
+        if self.flavour == Flavour.PORTABLE and (look_up or bits == 8):
+            # Standard operators multiply and look up bytes by rows; blocks of bytes would be widened in each step.
+            bits, block_size = 8, None
+        search = block_size is None or name == POSITIONS or self.method == W8A8
+        return Rounding(bits, block_size, SEARCH if search else self.method)
+
+
+def check_choice(
+    *, flavour: str, dtype: str, method: str | None, block_size: int | None, head_dtype: str | None
+) -> str:
+    """Return the method, chosen where it is None. Raises ExportError for what no network could be quantised by."""
+    accepted = ACCEPTED_METHODS.get((flavour, dtype))
+    if accepted is None:
+        raise ExportError(f"{Key.DTYPE} = {dtype!r} (accepted: {', '.join(BITS)})")
+    method = accepted[0] if method is None else method
+    if method not in accepted:
+        raise ExportError(f"method = {method!r} with {flavour} {dtype} (accepted: {', '.join(accepted)})")
+    given = [name for name, value in (("block_size", block_size), ("head_dtype", head_dtype)) if value is not None]
+    if given and method in (W8A8, *DYNAMIC):
+        raise ExportError(
+            f"{' and '.join(given)} would have no effect (accepted with the methods in blocks, not {method})"
+        )
+    faults = [
+        f"{name} = {value!r} (accepted: {', '.join(map(str, choices))})"
+        for name, value, choices in (("block_size", block_size, BLOCK_SIZES), ("head_dtype", head_dtype, BITS))
+        if value is not None and value not in choices
+    ]
+    if faults:
+        raise ExportError("; ".join(faults))
+    return method
 
 
 def make_recipe(
@@ -107,49 +133,32 @@ def make_recipe(
 ) -> Recipe:
     """Return the recipe for matrices whose rows have these widths, by name; what is None is chosen.
 
-    Raises ExportError for a value that is not accepted or would have no effect, or a block size that does not divide
-    every width.
+    Raises ExportError as check_choice() does, or where blocks do not divide every width.
     """
-    accepted = ACCEPTED_METHODS.get((flavour, dtype))
-    if accepted is None:
-        raise ExportError(f"{Key.DTYPE} = {dtype!r} (accepted: {', '.join(BITS)})")
-    method = accepted[0] if method is None else method
-    if method not in accepted:
-        raise ExportError(f"method = {method!r} with {flavour} {dtype} (accepted: {', '.join(accepted)})")
-    if method == W8A8 or method in DYNAMIC:
-        return _without_blocks(flavour, dtype, method, block_size, head_dtype)
-    faults = []
-    if head_dtype is not None and head_dtype not in BITS:
-        faults.append(f"head_dtype = {head_dtype!r} (accepted: {', '.join(BITS)})")
+    method = check_choice(flavour=flavour, dtype=dtype, method=method, block_size=block_size, head_dtype=head_dtype)
+    head_dtype = head_dtype or dtype
+    by_rows = method in (W8A8, *DYNAMIC)
+    if by_rows and flavour == Flavour.PORTABLE:
+        usual = head = None
+    else:
+        fitting = _fitting_sizes(widths)
+        if block_size is not None and block_size not in fitting:
+            raise ExportError(f"block_size = {block_size!r} (accepted here: {', '.join(map(str, fitting))})")
+        usual = None if by_rows else block_size or fitting[0]
+        most = _W8A8_HEAD_BLOCK if by_rows else _HEAD_BLOCKS[head_dtype]
+        head = block_size or next(size for size in fitting if size <= most)
+    return Recipe(
+        flavour=flavour, dtype=dtype, method=method, block_size=usual, head_block_size=head, head_dtype=head_dtype
+    )
+
+
+def _fitting_sizes(widths: Mapping[str, int]) -> list[int]:
+    """Return the block sizes that divide every width, the largest first. Raises ExportError where none does."""
     fitting = [size for size in BLOCK_SIZES if all(width % size == 0 for width in widths.values())]
     if not fitting:
-        widest = ", ".join(sorted({str(width) for width in widths.values()}))
-        faults.append(f"the matrices are {widest} wide; blocks want multiples of {BLOCK_SIZES[-1]}")
-    elif block_size is not None and block_size not in fitting:
-        faults.append(f"block_size = {block_size!r} (accepted here: {', '.join(map(str, fitting))})")
-    if faults:
-        raise ExportError(f"this cannot be quantised: {'; '.join(faults)}")
-    usual, head = block_size or fitting[0], head_dtype or dtype
-    return Recipe(
-        flavour=flavour,
-        dtype=dtype,
-        method=method,
-        block_size=usual,
-        head_block_size=min(usual, _HEAD_BLOCKS[head]) if block_size is None else usual,
-        head_dtype=head,
-    )
-
-
-def _without_blocks(flavour: str, dtype: str, method: str, block_size: int | None, head_dtype: str | None) -> Recipe:
-    given = [name for name, value in (("block_size", block_size), ("head_dtype", head_dtype)) if value is not None]
-    if given:
-        raise ExportError(f"{' and '.join(given)} would have no effect with the method {method} on a {flavour} bundle")
-    head_block_size = _W8A8_HEAD_BLOCK if flavour == Flavour.NATIVE else None
-    return Recipe(
-        flavour=flavour,
-        dtype=dtype,
-        method=method,
-        block_size=None,
-        head_block_size=head_block_size,
-        head_dtype=dtype,
-    )
+        found = ", ".join(map(str, sorted(set(widths.values()))))
+        raise ExportError(
+            f"this cannot be quantised in blocks: its matrices are {found} wide (accepted: multiples of "
+            f"{BLOCK_SIZES[-1]})"
+        )
+    return fitting

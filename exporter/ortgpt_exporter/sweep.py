@@ -13,13 +13,8 @@ from ortgpt.contract import DType, Target
 from ortgpt.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.evidence import compare, measure_speed
-from ortgpt_exporter.quantized_bundle import (
-    Quantization,
-    check_source,
-    open_quantized,
-    recipe_for,
-    write_quantized,
-)
+from ortgpt_exporter.quantized_bundle import Quantization, recipe_for
+from ortgpt_exporter.quantized_files import check_source, open_quantized, write_quantized
 from ortgpt_exporter.recipe import W8A8, Recipe
 from ortgpt_exporter.steps import OnProgress, Steps
 from ortgpt_exporter.texts import read_text, rows_to_measure
@@ -61,7 +56,7 @@ def sweep_bundle(
     eval_text: Path | None = None,
     on_progress: OnProgress = lambda progress: None,
 ) -> list[Trial]:
-    """Try every recipe that fits the matrices of a native float32 bundle; return the trials, smallest first.
+    """Try every recipe that fits the matrices of a float32 bundle; return the trials, smallest first.
 
     Raises ExportError for a bundle of another kind or a text that cannot be used, BundleError or OSError.
     """
@@ -80,6 +75,7 @@ def sweep_bundle(
             size_bytes = sum(path.stat().st_size for path in Path(folder).iterdir())
             likeness = compare(generator.engine, candidate, rows)
             (speed,) = measure_speed([candidate])
+            del candidate
             trials.append(
                 Trial(
                     recipe=recipe.shown,
@@ -98,8 +94,8 @@ def _fitting(source: Bundle, recipes: Sequence[Quantization]) -> Iterator[Recipe
     for asked in recipes:
         try:
             yield recipe_for(source, asked)
-        except ExportError:  # a block size that does not divide these matrices, or is none of these
-            if asked.block_size is None:
+        except ExportError:  # this block size or method does not fit these matrices
+            if asked.block_size is None and asked.method is None:
                 raise
 
 

@@ -1,9 +1,11 @@
-"""The texts that quantisation reads: to calibrate by, and to measure on. Knows no graph."""
+"""The texts that quantisation reads: to calibrate by, and to measure on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from ortgpt.generator import Generator
 from ortgpt.tokenizer import Tokenizer
@@ -34,22 +36,28 @@ class TextRows:
 
 
 def read_text(tokenizer: Tokenizer, path: Path, *, least: int) -> Text:
-    """Read a UTF-8 file. Raises ExportError where it is none, or has fewer than `least` tokens; OSError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ExportError(f"{path} is not UTF-8 text: {error}; convert it first") from None
+    """Read a UTF-8 file. Raises ExportError as read_utf8() does, or where it has fewer than `least` tokens."""
+    text = read_utf8(path)
     ids = tokenizer.encode(text)
     if len(ids) < least:
         raise ExportError(f"{path} has {len(ids)} tokens (accepted: {least} or more); name a longer text")
     return Text(path.name, ids, len(text.encode()))
 
 
+def read_utf8(path: Path) -> str:
+    """Return all of a file. Raises ExportError where it is no UTF-8; OSError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ExportError(f"{path} is not UTF-8 text: {error}; convert it first") from None
+
+
 def spread_rows(text: Text, width: int, *, most: int) -> TextRows:
     """Cut a text into rows, and of a long one keep rows spread evenly over it, of about `most` tokens together."""
     ids = text.token_ids
     rows = [ids[begin : begin + width] for begin in range(0, len(ids), width)]
-    return TextRows(text.name, rows[:: -(-len(ids) // most)], text.size_bytes)
+    places = np.linspace(0, len(rows) - 1, min(len(rows), max(1, most // width))).round().astype(int)
+    return TextRows(text.name, [rows[place] for place in places], text.size_bytes)
 
 
 def rows_to_measure(generator: Generator, text: Text | None) -> TextRows:

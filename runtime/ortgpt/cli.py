@@ -5,7 +5,6 @@ Commands that need more than the runtime join through the entry-point group `ort
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import importlib.metadata
 import json
@@ -131,12 +130,14 @@ def info(bundle: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(record)))
         return
+    parameters = ", ".join(f"{key} {_shown(value)}" for key, value in record.precision.parameters.items())
     promise = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in record.precision.promise.items())
     lines = {
         "bundle": record.path,
         "model": f"{record.n_layer} layers, {record.n_head} heads, context {record.n_positions:,}, "
         f"vocabulary {record.vocab_size:,} ({record.masked_tokens:,} masked)",
-        "weights": f"{record.precision.dtype} (recipe {record.precision.recipe}; promise: {promise})",
+        "weights": f"{record.precision.dtype}, recipe {record.precision.recipe}{parameters and f' ({parameters})'}",
+        "promise": promise,
         "weights from": f"{record.source.id}, licence {record.source.licence or 'not stated'}",
         "weights sha256": record.source.sha256,
         "onnxruntime": f"{record.minimum_onnxruntime} or newer",
@@ -176,13 +177,26 @@ def evidence_lines(evidence: Evidence) -> list[str]:
         ),
     ]
     matrices = ", ".join(f"{count} in {kind}" for kind, count in found.matrices.items())
-    reasons = collections.Counter(found.left_out.values())
-    left = "; ".join(f"{count}, {why}" for why, count in reasons.items()) or "none"
+    reasons: dict[str, list[str]] = {}
+    for name, why in found.left_out.items():
+        reasons.setdefault(why, []).append(name)
+    left = "; ".join(f"{_some(names)} ({why})" for why, names in reasons.items()) or "none"
     return [
         *(f"{what:<48}{this:>10}{other:>10}{ratio:>10}".rstrip() for what, this, other, ratio in rows),
         f"matrices: {matrices}; left out: {left}",
         f"measured with {found.threads} threads, CPU with {' '.join(found.cpu_features) or 'unknown features'}",
     ]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return _some([str(each) for each in value]) or "none"
+    return " ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _some(names: list[str]) -> str:
+    """Return names with commas between; of many, two and how many more there are."""
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:2])} and {len(names) - 2} more"
 
 
 @main.command()

@@ -9,11 +9,16 @@ from types import ModuleType
 
 import numpy as np
 
-_WIDTH = 64
-# An ONNX graph of one node, y = MatMulInteger(a, b): a is uint8, b int8, the zero point of a is 0.
-_PRODUCT = bytes.fromhex(
-    "08083a4b0a1b0a01610a01620a017a120179220d4d61744d756c496e7465676572120170"
-    "2a0810022a010042017a5a090a016112040a0208025a090a016212040a02080362090a017912040a02080642040a00100a"
+_WIDTH, _LARGEST = 16, 127
+# An ONNX graph of one node, y = MatMulInteger(a, b): a is uint8 with zero point 0, b a constant (16, 16) of int8, as
+# the weights of a bundle are.
+_PRODUCT = (
+    bytes.fromhex(
+        "08083acf020a1b0a01610a01620a017a120179220d4d61744d756c496e7465676572"
+        "1201702a0810022a010042017a2a8c020810081010034201624a8002"
+    )
+    + bytes([_LARGEST]) * _WIDTH**2
+    + bytes.fromhex("5a090a016112040a02080262090a017912040a02080642040a00100a")
 )
 
 
@@ -22,6 +27,5 @@ def multiplies_exactly(ort: ModuleType) -> bool:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
-    b = np.full((_WIDTH, _WIDTH), 127, np.int8)
-    products = (session.run(None, {"a": np.full((rows, _WIDTH), 255, np.uint8), "b": b})[0] for rows in (1, 4))
-    return all(bool((product == 255 * 127 * _WIDTH).all()) for product in products)
+    products = (session.run(None, {"a": np.full((rows, _WIDTH), 255, np.uint8)})[0] for rows in (1, 4))
+    return all(bool((product == 255 * _LARGEST * _WIDTH).all()) for product in products)

@@ -16,16 +16,15 @@ import onnxruntime
 
 import ortgpt
 from ortgpt.bundle import open_bundle
+from ortgpt.contract import Key
 from ortgpt.integers import multiplies_exactly
 
 CPU = ["CPUExecutionProvider"]
-SETTING = "session.x64quantprecision"
 
 
-def product(path: Path, feeds: dict[str, Any], setting: str | None = None) -> Any:
+def product(path: Path, feeds: dict[str, Any]) -> Any:
     options = onnxruntime.SessionOptions()
-    if setting is not None:
-        options.add_session_config_entry(setting, "1")
+    options.add_session_config_entry("session.x64quantprecision", "1")
     return onnxruntime.InferenceSession(path, options, providers=CPU).run(None, feeds)[0]
 
 
@@ -38,19 +37,21 @@ def main() -> None:
         wrong += not good
         print(f"{what:<56}{found!s:>14}  {'as expected' if good else 'WRONG'}")  # noqa: T201  # its table
 
-    tell("u8 x s8 as it comes is exact", multiplies_exactly(onnxruntime), not multiplies_exactly(onnxruntime))
+    exact = multiplies_exactly(onnxruntime)
+    tell("u8 x s8 as it comes is exact", exact, not exact)
     for expected in json.loads((work / "products.json").read_text()):
         x = np.full((expected["rows"], expected["width"]), expected["x"], expected["dtype"])
-        found = product(work / expected["graph"], {"x": x}, SETTING)
+        found = product(work / expected["graph"], {"x": x})
         good = bool(np.abs(found.astype(np.float64) - expected["y"]).max() <= expected["tolerance"] * expected["y"])
         tell(f"{expected['graph']}, {expected['rows']} rows: {expected['y']:,.0f}", f"{found.flat[0]:,.0f}", good)
-    for bundle in sorted(path.parent for path in work.glob("*/ortgpt.json")):
-        ids = json.loads((work / "ids.json").read_text())
+    ids = json.loads((work / "ids.json").read_text())
+    for logits_path in sorted(work.glob("*.npy")):  # run.py wrote one a bundle
+        bundle = work / logits_path.stem
         with ortgpt.load(bundle) as generator:
             cache = generator.engine.new_cache(1, len(ids))
             logits = generator.engine.prefill(cache, [ids], np.arange(len(ids))[None])[0]
-        moved = float(np.abs(logits - np.load(work / f"{bundle.name}.npy")).max())
-        bound = open_bundle(bundle).manifest.precision.promise.get("logit_bound", 1e-3)
+        moved = float(np.abs(logits - np.load(logits_path)).max())
+        bound = open_bundle(bundle).manifest.precision.promise.get(Key.LOGIT_BOUND, 1e-3)
         tell(f"{bundle.name}: logits differ at most by (accepted {2 * bound:.2g})", f"{moved:.2g}", moved <= 2 * bound)
     sys.exit(wrong > 0)
 

@@ -15,6 +15,7 @@ from ortgpt_exporter.blocks import quantize_blocks
 from ortgpt_exporter.calibrate import Calibration
 from ortgpt_exporter.gptq import quantize_gptq
 from ortgpt_exporter.quantize import product_inputs
+from ortgpt_exporter.texts import Text, spread_rows
 from ortgpt_models import load_gpt
 from support import write_checkpoint
 
@@ -101,3 +102,12 @@ def test_the_sums_are_those_of_what_pytorch_multiplies(flavour: str, tmp_path: P
         found = calibration.hessian(name)
         wanted = expected[name] / (1 if name == "wte.weight" else 2)
         assert np.abs(found - wanted.numpy()).max() <= 1e-5 * float(wanted.abs().max())
+
+
+def test_rows_of_a_long_text_are_spread_over_all_of_it() -> None:
+    for count in (100, 16_385, 33_000, 1_000_000):
+        rows = spread_rows(Text("t", list(range(count)), count), 256, most=16_384).rows
+        assert sum(map(len, rows)) >= min(count, 16_384) - 256
+        assert len(rows) <= 64
+        assert rows[0][0] == 0
+        assert rows[-1][-1] == count - 1

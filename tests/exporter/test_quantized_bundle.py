@@ -26,6 +26,8 @@ from ortgpt_models import ModelError, load_gpt, save_gpt
 from outliers import inject
 from support import TEXT, write_checkpoint
 
+FLAVOURS = ("native", "portable")
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -238,6 +240,32 @@ def test_a_batch_dependent_bundle_says_so_when_it_is_loaded(
     assert "is batch_dependent: a row's answer changes with the other rows of its batch" in caplog.text
 
 
+@pytest.mark.parametrize("n_embd", [48, 80])
+def test_widths_that_no_32_divides(n_embd: int, tmp_path: Path) -> None:
+    source = export_bundle(write_checkpoint(tmp_path / "checkpoint", n_embd=n_embd), tmp_path / "float32").path
+    asked = Quantization(dtype="int8", method="w8a8", max_perplexity_ratio=2.0)
+    manifest = quantize_bundle(source, tmp_path / "out", asked).manifest
+    assert manifest.precision.parameters["head_block_size"] == 16
+
+
+def test_a_short_text_to_measure_on_makes_no_empty_promise(source: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("It is", encoding="utf-8")
+    asked = Quantization(dtype="int4", eval_text=short, max_perplexity_ratio=9.0)
+    promise = quantize_bundle(source, tmp_path / "out", asked).manifest.precision.promise
+    assert promise["logit_bound"] > 1e-3
+
+
+def test_a_bad_choice_is_named_before_the_checkpoint_is_read(tmp_path: Path) -> None:
+    for asked, reason in (
+        (Quantization(dtype="int4", method="gptq"), "wants a calibration text"),
+        (Quantization(dtype="int4", method="w8a8"), "method = 'w8a8'"),
+        (Quantization(dtype="int4", eval_text=tmp_path / "none"), "none"),
+    ):
+        with pytest.raises((ExportError, FileNotFoundError), match=reason):
+            export_bundle(tmp_path / "no-checkpoint", tmp_path / "out", dtype="int4", quantization=asked)
+
+
 def test_a_gate_that_fails_widens_matrices_and_then_writes_nothing(source: Path, text: Path, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     with pytest.raises(ExportError, match=r"fails its gate: .*\(accepted: 1e-09\).* with 4 matrices in 8 bits; try"):
@@ -314,6 +342,12 @@ def test_bad_input_gets_one_line_and_leaves_no_file(
         ),
         (source, {"dtype": "int8", "method": "w8a8", "block_size": 32}, ExportError, "block_size would have no effect"),
         (
+            narrow,
+            {"dtype": "int8", "method": "w8a8"},
+            ExportError,
+            "matrices are .*40.* wide .accepted: multiples of 16",
+        ),
+        (
             source,
             {"dtype": "int4", "calibration": empty},
             ExportError,
@@ -329,7 +363,7 @@ def test_bad_input_gets_one_line_and_leaves_no_file(
         (source, {"dtype": "int4", **gptq(short)}, ExportError, r"short.txt has \d+ tokens \(accepted: 32 or more"),
         (source, {"dtype": "int4", **gptq(tmp_path / "latin.txt")}, ExportError, "latin.txt is not UTF-8"),
         (source, {"dtype": "int4", **gptq(tmp_path / "none")}, FileNotFoundError, "none"),
-        (narrow, {"dtype": "int8"}, ExportError, "matrices are .*40.* wide; blocks want multiples of 16"),
+        (narrow, {"dtype": "int8"}, ExportError, "matrices are .*40.* wide .accepted: multiples of 16"),
         (checkpoint, {"dtype": "int8"}, FileNotFoundError, "holds no ortgpt.json"),
     ]
     for bundle, asked, error, reason in cases:
@@ -364,23 +398,51 @@ def test_a_changed_evidence_is_noticed(bundles: dict[str, Path], tmp_path: Path)
         open_bundle(folder)
 
 
+# Each with the most that it may lose: perplexity ratio, and KL divergence in nats.
+ON_OUTLIERS: list[tuple[str, Quantization, float, float]] = [
+    ("native", Quantization(dtype="int8"), 1.005, 0.002),
+    ("native", Quantization(dtype="int8", method="w8a8"), 1.005, 0.002),
+    ("native", Quantization(dtype="int4"), 1.04, 0.03),
+    ("portable", Quantization(dtype="int8"), 1.005, 0.002),
+    ("portable", Quantization(dtype="int4"), 1.04, 0.03),
+]
+
+
 @pytest.mark.parametrize("kind", ["norm", "value"])
 def test_models_with_outliers_lose_no_more_than_others(kind: str, tmp_path: Path) -> None:
     """On the bundled model, 4 of whose 256 channels are made 64 times larger; the float32 function is the same."""
-    folder = find_folder("austen")
-    gpt = load_gpt(folder)
-    inject(gpt, kind)
-    odd = tmp_path / "odd"
-    odd.mkdir()
-    save_gpt(gpt, odd)
-    for name in ("vocab.json", "merges.txt"):
-        shutil.copy(folder / name, odd / name)
-    source = export_bundle(odd, tmp_path / "float32").path
-    for dtype, most in (("int8", 1.005), ("int4", 1.04)):
-        evidence = quantize_bundle(source, tmp_path / dtype, Quantization(dtype=dtype)).manifest.evidence
+    odd = write_odd(tmp_path / "odd", kind)
+    sources = {flavour: export_bundle(odd, tmp_path / flavour, flavour=flavour).path for flavour in FLAVOURS}
+    for place, (flavour, asked, most, most_kl) in enumerate(ON_OUTLIERS):
+        evidence = quantize_bundle(sources[flavour], tmp_path / str(place), asked).manifest.evidence
         assert evidence is not None
         assert 0.99 < evidence.perplexity_ratio < most
-        assert evidence.kl < {"int8": 0.002, "int4": 0.03}[dtype]
+        assert evidence.kl < most_kl
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["norm", "value"])
+@pytest.mark.parametrize("flavour", ["native", "portable"])
+def test_every_other_method_survives_outliers_or_refuses(kind: str, flavour: str, text: Path, tmp_path: Path) -> None:
+    source = export_bundle(write_odd(tmp_path / "odd", kind), tmp_path / "float32", flavour=flavour).path
+    for method in ("rtn", "k-quant", "hqq", "gptq"):
+        calibration = text if method == "gptq" else None
+        asked = Quantization(dtype="int4", method=method, calibration=calibration)
+        evidence = quantize_bundle(source, tmp_path / method, asked).manifest.evidence
+        assert evidence is not None
+        assert 0.99 < evidence.perplexity_ratio < 1.05
+
+
+def write_odd(folder: Path, kind: str) -> Path:
+    """Write the bundled model with outliers."""
+    bundled = find_folder("austen")
+    gpt = load_gpt(bundled)
+    inject(gpt, kind)
+    folder.mkdir()
+    save_gpt(gpt, folder)
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copy(bundled / name, folder / name)
+    return folder
 
 
 def test_weights_in_a_file_of_their_own_are_quantised_and_may_lie_so_again(tmp_path: Path) -> None:
