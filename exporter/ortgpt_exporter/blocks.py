@@ -5,6 +5,7 @@ The methods are `scale-search` and `rtn`, which are this module's, and `k-quant`
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
+_LOST = 4.0  # times the squared error of rounding to nearest
 _CHUNK = 2**16  # blocks that are worked on at once
 _SHRINKS = np.linspace(0.7, 1.15, 19, dtype=np.float32)  # factors on the scale that are tried, in 4 bits
 
@@ -77,6 +79,7 @@ _Part = tuple[Bytes, Floats, Bytes | None]
 
 def _scale_search(blocks: Floats, bits: int) -> _Part:
     """Symmetric: of several scales take the one with the least squared error, each refined by least squares."""
+    blocks, size = _normalised(blocks)
     half = 2 ** (bits - 1)
     largest = blocks[np.arange(len(blocks)), np.abs(blocks).argmax(1)][:, None]
     best_error = np.full((len(blocks), 1), np.inf, np.float32)
@@ -92,17 +95,24 @@ def _scale_search(blocks: Floats, bits: int) -> _Part:
         better = (error < best_error)[:, 0]
         best_error[better], best_scale[better] = error[better], fitted[better]
         best[better] = integers[better].astype(np.int8)
-    return (best.astype(np.int16) + half).astype(np.uint8), best_scale[:, 0], None
+    return (best.astype(np.int16) + half).astype(np.uint8), (best_scale * size)[:, 0], None
 
 
 def _round_to_nearest(blocks: Floats, bits: int) -> _Part:
     """Spread the integers evenly from the least to the largest value, zero among them."""
+    blocks, size = _normalised(blocks)
     most = 2**bits - 1
     least, largest = (np.fmin(blocks.min(1), 0)[:, None], np.fmax(blocks.max(1), 0)[:, None])
     scales = np.where(largest > least, (largest - least) / most, np.float32(1)).astype(np.float32)
     zero_points = np.round(-least / scales)
     integers = np.clip(np.round(blocks / scales) + zero_points, 0, most)
-    return integers.astype(np.uint8), scales[:, 0], zero_points[:, 0].astype(np.uint8)
+    return integers.astype(np.uint8), (scales * size)[:, 0], zero_points[:, 0].astype(np.uint8)
+
+
+def _normalised(blocks: Floats) -> tuple[Floats, Floats]:
+    """Return blocks divided by their largest magnitudes, and these: no square of a number overflows or vanishes."""
+    size = np.maximum(np.abs(blocks).max(1, keepdims=True), np.finfo(np.float32).tiny)
+    return blocks / size, size
 
 
 def _k_quant(blocks: Floats, bits: int) -> _Part:
@@ -115,8 +125,13 @@ def _k_quant(blocks: Floats, bits: int) -> _Part:
 def _hqq(blocks: Floats, bits: int) -> _Part:
     """Half-quadratic quantization (Badri and Shaji 2023), its zero points rounded, as the integer kernel wants them."""
     import torch
+
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
     from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantizer
 
+    root.setLevel(level)  # importing it sets these for the whole program
+    root.handlers[:] = handlers
     found = HQQWeightOnlyQuantizer(None).quantize_internal(
         torch.from_numpy(blocks.copy()), bits=bits, group_size=blocks.shape[1]
     )
@@ -128,24 +143,26 @@ def _hqq(blocks: Floats, bits: int) -> _Part:
 
 
 def _or_nearest(blocks: Floats, bits: int, integers: Any, scales: Any, zero_points: Any) -> _Part:
-    """Return what a library found, or rounding to nearest for the blocks that this serves better.
+    """Return what a library found, or rounding to nearest for the blocks that it lost.
 
-    The library's zero points are cut to the range of the integers: a block far from zero would be lost.
+    Its zero points are cut to the range of the integers, so a block far from zero is. What it minimises is not the
+    squared error, so a somewhat larger one is no fault.
     """
     found = integers.astype(np.uint8), scales.astype(np.float32).reshape(-1), zero_points.astype(np.uint8).reshape(-1)
     nearest = _round_to_nearest(blocks, bits)
-    worse = _squared_errors(blocks, *found) > _squared_errors(blocks, *nearest)
+    lost = _squared_errors(blocks, *found) > _LOST * _squared_errors(blocks, *nearest)
     for array, better in zip(found, nearest, strict=True):
         assert better is not None
-        array[worse] = better[worse]
+        array[lost] = better[lost]
     return found
 
 
 def _squared_errors(blocks: Floats, integers: Bytes, scales: Floats, zero_points: Bytes | None) -> Floats:
     assert zero_points is not None
-    values = (integers.astype(np.float32) - zero_points[:, None]) * scales[:, None]
-    with np.errstate(invalid="ignore"):
-        errors: Floats = np.nan_to_num(np.square(values - blocks).sum(1), nan=np.inf)
+    unit, size = _normalised(blocks)
+    with np.errstate(all="ignore"):
+        values = (integers.astype(np.float32) - zero_points[:, None]) * (scales[:, None] / size)
+        errors: Floats = np.nan_to_num(np.square(values - unit).sum(1), nan=np.inf)
     return errors
 
 

@@ -114,7 +114,7 @@ def export_bundle(
     out = Path(os.path.abspath(out))
     check_target(out, force=force)
     if quantization is not None and quantization.dtype != form.dtype:
-        raise OptionError(f"quantization.dtype = {quantization.dtype!r} (accepted: the dtype itself, {form.dtype})")
+        raise OptionError(f"quantization.dtype = {quantization.dtype!r} with dtype {form.dtype!r} (accepted: the same)")
     if form.dtype in BITS:
         quantization = Quantization(dtype=form.dtype) if quantization is None else quantization
         check_quantization(quantization, form.flavour)

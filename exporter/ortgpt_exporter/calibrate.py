@@ -71,8 +71,8 @@ class Calibration:
         for row in self._rows:
             found = self._session.run([self._outputs[each] for each in chosen], self._feeds(row), options)
             for each, activation in zip(chosen, found, strict=True):
-                x = activation.reshape(-1, activation.shape[-1])
-                product = (x.T @ x).astype(np.float64)
+                x = activation.reshape(-1, activation.shape[-1]).astype(np.float64)
+                product = x.T @ x
                 self._sums[each] = self._sums[each] + product if each in self._sums else product
 
     def _feeds(self, ids: Sequence[int]) -> dict[str, npt.NDArray[Any]]:

@@ -177,6 +177,8 @@ def _sweep(bundle: Path, eval_text: Path | None, plot: Path | None, given: list[
         raise click.UsageError(f"{', '.join(given)} would have no effect (accepted with --sweep: --eval, --plot)")
     if plot is not None and not plot.absolute().parent.is_dir():
         raise click.UsageError(f"--plot {plot}: the folder {plot.absolute().parent} does not exist")
+    if plot is not None and plot.is_dir():
+        raise click.UsageError(f"--plot {plot} is a folder (accepted: a name that ends in .png or .svg)")
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise click.UsageError(f"--plot {plot} (accepted: a name that ends in .png or .svg)")
     with one_line_errors():
@@ -290,9 +292,12 @@ def format_checks(checks: Iterable[Check]) -> str:
 def one_line_errors() -> Iterator[None]:
     """Turn the errors that bad input raises into one line; a missing extra into the command that brings it.
 
-    A request to end, SIGTERM, unwinds like Ctrl-C, so that nothing half-written stays.
+    A request to end, or the end of the terminal, unwinds like Ctrl-C, so that nothing half-written stays.
     """
-    before = signal.signal(signal.SIGTERM, _end) if threading.current_thread() is threading.main_thread() else None
+    ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # no SIGHUP on Windows
+    main = threading.current_thread() is threading.main_thread()
+    # One that is ignored stays so: nohup does that.
+    before = {end: signal.signal(end, _end) for end in ends if main and signal.getsignal(end) is not signal.SIG_IGN}
     try:
         yield
     except ModuleNotFoundError as error:
@@ -305,8 +310,8 @@ def one_line_errors() -> Iterator[None]:
             raise
         raise click.ClickException(str(error)) from error
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        for end, handler in before.items():
+            signal.signal(end, handler)
 
 
 def _end(number: int, frame: object) -> None:

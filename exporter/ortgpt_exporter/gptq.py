@@ -26,9 +26,10 @@ def quantize_gptq(matrix: Floats, hessian: npt.NDArray[np.float64], *, bits: int
         end = begin + block_size
         block = weights[:, begin:end]
         scale = quantize_blocks(block, bits=bits, block_size=block_size, method=SEARCH).scales[:, 0]
+        divisor = np.where(scale == 0, np.float32(1), scale)
         errors = np.empty_like(block)
         for column in range(block_size):
-            integer = np.clip(np.round(block[:, column] / scale), -half, half - 1)
+            integer = np.clip(np.round(block[:, column] / divisor), -half, half - 1)
             integers[:, number, column] = integer + half
             place = begin + column
             errors[:, column] = (block[:, column] - integer * scale) / factor[place, place]

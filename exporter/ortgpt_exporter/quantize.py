@@ -163,5 +163,5 @@ def _array(value: ir.Value) -> npt.NDArray[np.float32]:
 
 
 def _relative_error(matrix: npt.NDArray[np.float32], blocks: Blocks) -> float:
-    size = float(np.sqrt(np.square(matrix).mean()))
-    return float(np.sqrt(np.square(blocks.dequantized() - matrix).mean())) / size if size else 0.0
+    size = float(np.linalg.norm(matrix.astype(np.float64)))
+    return float(np.linalg.norm(blocks.dequantized().astype(np.float64) - matrix)) / size if size else 0.0

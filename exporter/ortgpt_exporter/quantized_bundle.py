@@ -55,8 +55,8 @@ class Quantization:
     method: str | None = None
     block_size: int | None = None
     head_dtype: str | None = None
-    calibration: Path | None = None
-    eval_text: Path | None = None
+    calibration: str | Path | None = None
+    eval_text: str | Path | None = None
     max_perplexity_ratio: float | None = None
     max_kl: float | None = None
 
@@ -84,10 +84,12 @@ def quantize_bundle(
     check_quantization(quantization, source.manifest.graphs[0].flavour)
     check_source(source)
     check_target(out, force=force)
+    if source.path.resolve() in (out.resolve(), *out.resolve().parents):
+        raise FileExistsError(f"{out} lies in the bundle that it would be made of; choose a name outside it")
     source.verify_hashes()
     recipe = recipe_for(source, quantization)
     tokenizer = Tokenizer.load(source.path)
-    calibration = _calibration(source, recipe, tokenizer, quantization.calibration)
+    calibration = calibration_for(source, recipe, tokenizer, quantization.calibration)
     given = None if quantization.eval_text is None else read_text(tokenizer, quantization.eval_text, least=1)
     with write_folder(out, replace=force) as folder:
         report = Report()
@@ -112,9 +114,9 @@ def check_quantization(quantization: Quantization, flavour: str) -> None:
             ("max_perplexity_ratio", quantization.max_perplexity_ratio, 1),
             ("max_kl", quantization.max_kl, 0),
         )
-        if value is not None and not value > least
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > least)
     ]
-    if quantization.dtype not in BITS:
+    if quantization.dtype not in tuple(BITS):
         faults.insert(0, f"dtype = {quantization.dtype!r} (accepted: {', '.join(BITS)})")
     if faults:
         raise OptionError("; ".join(faults))
@@ -149,7 +151,7 @@ def recipe_for(source: Bundle, asked: Quantization) -> Recipe:
     )
 
 
-def _calibration(source: Bundle, recipe: Recipe, tokenizer: Tokenizer, path: Path | None) -> TextRows | None:
+def calibration_for(source: Bundle, recipe: Recipe, tokenizer: Tokenizer, path: str | Path | None) -> TextRows | None:
     """Return the text to calibrate by, if there is one. Raises ExportError where it is shorter than a block."""
     if path is None:
         return None

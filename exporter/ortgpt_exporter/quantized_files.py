@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
+from google.protobuf.message import DecodeError
 
 from ortgpt.bundle import Bundle
 from ortgpt.contract import DType, File, Target
@@ -46,7 +47,12 @@ def check_source(source: Bundle) -> None:
 
 def source_widths(source: Bundle) -> dict[str, int]:
     """Return the length of the rows of each matrix of a bundle, by name. Raises ExportError where one is missing."""
-    widths = matrix_widths(ir.load(source.path / File.MODEL))
+    try:
+        widths = matrix_widths(ir.load(source.path / File.MODEL))
+    except DecodeError as error:
+        raise ExportError(
+            f"{source.path / File.MODEL} is no ONNX graph ({error}); export the checkpoint anew"
+        ) from None
     missing = expected_matrices(source.config.n_layer) - widths.keys()
     if missing:
         raise ExportError(

@@ -114,8 +114,8 @@ def check_choice(
         )
     faults = [
         f"{name} = {value!r} (accepted: {', '.join(map(str, choices))})"
-        for name, value, choices in (("block_size", block_size, BLOCK_SIZES), ("head_dtype", head_dtype, BITS))
-        if value is not None and value not in choices
+        for name, value, choices in (("block_size", block_size, BLOCK_SIZES), ("head_dtype", head_dtype, tuple(BITS)))
+        if value is not None and (type(value) is not type(choices[0]) or value not in choices)
     ]
     if faults:
         raise ExportError("; ".join(faults))
@@ -141,7 +141,8 @@ def make_recipe(
     if by_rows and flavour == Flavour.PORTABLE:
         usual = head = None
     else:
-        fitting = _fitting_sizes(widths)
+        embedding = (EMBEDDING, POSITIONS)
+        fitting = _fitting_sizes({name: widths[name] for name in widths if not by_rows or name in embedding})
         if block_size is not None and block_size not in fitting:
             raise ExportError(f"block_size = {block_size!r} (accepted here: {', '.join(map(str, fitting))})")
         usual = None if by_rows else block_size or fitting[0]

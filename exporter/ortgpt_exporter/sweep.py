@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from ortgpt.contract import DType, Target
 from ortgpt.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.evidence import compare, measure_speed
-from ortgpt_exporter.quantized_bundle import Quantization, recipe_for
+from ortgpt_exporter.quantized_bundle import Quantization, calibration_for, recipe_for
 from ortgpt_exporter.quantized_files import check_source, open_quantized, write_quantized
 from ortgpt_exporter.recipe import W8A8, Recipe
 from ortgpt_exporter.steps import OnProgress, Steps
-from ortgpt_exporter.texts import read_text, rows_to_measure
+from ortgpt_exporter.texts import TextRows, read_text, rows_to_measure
 
 RECIPES = (
     Quantization(dtype=DType.INT8),
@@ -62,15 +62,16 @@ def sweep_bundle(
     """
     source = open_bundle(bundle)
     check_source(source)
-    given = None if eval_text is None else read_text(Tokenizer.load(source.path), eval_text, least=1)
+    tokenizer = Tokenizer.load(source.path)
+    given = None if eval_text is None else read_text(tokenizer, eval_text, least=1)
+    fitting = _fitting(source, tokenizer, RECIPES if recipes is None else recipes)
     trials = []
     with ortgpt.load(source.path, device=Target.CPU) as generator, tempfile.TemporaryDirectory() as folder:
         rows = rows_to_measure(generator, given).rows
-        fitting = dict.fromkeys(_fitting(source, RECIPES if recipes is None else recipes))
         steps = Steps(on_progress, len(fitting))
-        for recipe in fitting:
+        for recipe, calibration in fitting.items():
             steps.next(recipe.shown)
-            write_quantized(source, Path(folder), recipe)
+            write_quantized(source, Path(folder), recipe, calibration=calibration)
             candidate = open_quantized(source, Path(folder))
             size_bytes = sum(path.stat().st_size for path in Path(folder).iterdir())
             likeness = compare(generator.engine, candidate, rows)
@@ -90,13 +91,19 @@ def sweep_bundle(
     return mark_frontier(trials)
 
 
-def _fitting(source: Bundle, recipes: Sequence[Quantization]) -> Iterator[Recipe]:
+def _fitting(source: Bundle, tokenizer: Tokenizer, recipes: Sequence[Quantization]) -> dict[Recipe, TextRows | None]:
+    """Return the recipes that fit the matrices, each with its calibration text. Raises ExportError where none does."""
+    fitting: dict[Recipe, TextRows | None] = {}
+    fault = ExportError("a sweep wants recipes to try")
     for asked in recipes:
         try:
-            yield recipe_for(source, asked)
-        except ExportError:  # this block size or method does not fit these matrices
-            if asked.block_size is None and asked.method is None:
-                raise
+            recipe = recipe_for(source, asked)
+            fitting[recipe] = calibration_for(source, recipe, tokenizer, asked.calibration)
+        except ExportError as error:
+            fault = error
+    if not fitting:
+        raise fault
+    return fitting
 
 
 def mark_frontier(trials: Sequence[Trial]) -> list[Trial]:

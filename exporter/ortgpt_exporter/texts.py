@@ -35,19 +35,19 @@ class TextRows:
         return sum(map(len, self.rows))
 
 
-def read_text(tokenizer: Tokenizer, path: Path, *, least: int) -> Text:
+def read_text(tokenizer: Tokenizer, path: str | Path, *, least: int) -> Text:
     """Read a UTF-8 file. Raises ExportError as read_utf8() does, or where it has fewer than `least` tokens."""
     text = read_utf8(path)
     ids = tokenizer.encode(text)
     if len(ids) < least:
         raise ExportError(f"{path} has {len(ids)} tokens (accepted: {least} or more); name a longer text")
-    return Text(path.name, ids, len(text.encode()))
+    return Text(Path(path).name, ids, len(text.encode()))
 
 
-def read_utf8(path: Path) -> str:
+def read_utf8(path: str | Path) -> str:
     """Return all of a file. Raises ExportError where it is no UTF-8; OSError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return Path(path).read_bytes().decode("utf-8")  # its line ends as they are
     except UnicodeDecodeError as error:
         raise ExportError(f"{path} is not UTF-8 text: {error}; convert it first") from None
 
@@ -61,10 +61,15 @@ def spread_rows(text: Text, width: int, *, most: int) -> TextRows:
 
 
 def rows_to_measure(generator: Generator, text: Text | None) -> TextRows:
-    """Return the rows to predict, each behind the start id; by default drawn from the model itself."""
-    start_id = generator.start_id
+    """Return the rows to predict, each behind the start id; by default drawn from the model itself.
+
+    Raises ExportError for a context of 1 token.
+    """
+    start_id, n_positions = generator.start_id, generator.engine.config.n_positions
+    if n_positions < 2:
+        raise ExportError("a model with a context of 1 token predicts no text, so nothing can be measured")
     if text is not None:
-        rows = split_rows(text.token_ids, start_id, generator.engine.config.n_positions)
+        rows = split_rows(text.token_ids, start_id, n_positions)
         return TextRows(text.name, rows, text.size_bytes)
     rows = sample_rows(generator.engine, start_id)
     size_bytes = sum(len(generator.tokenizer.token_bytes(token_id)) for row in rows for token_id in row[1:])

@@ -242,7 +242,7 @@ def _graph_values(graph: GraphSpec) -> dict[str, Any]:
     }
 
 
-_MAY_BE_ZERO = ("kl", "top1", "top5")
+_MAY_BE_ZERO = ("kl", "top1", "top5", "bits_per_byte", "baseline_bits_per_byte")  # a text may be certain
 
 
 def _read_evidence(reader: JsonReader) -> Evidence | None:

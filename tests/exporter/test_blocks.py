@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -91,3 +94,27 @@ def test_blocks_far_from_zero_are_not_lost(method: str) -> None:
     far = np.tile(np.linspace(3, 4, 16, dtype=np.float32), (4, 1)) * np.array([[1], [-1], [100], [-1e-3]], np.float32)
     found = quantize_blocks(far, bits=8, block_size=16, method=method).dequantized()
     assert np.abs(found / far - 1).max() < 0.02
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("size", [1e-44, 1e-30, 1e25])
+def test_weights_of_any_size_are_rounded_alike_and_without_a_word(method: str, size: float) -> None:
+    values = (matrix() * np.float32(size)).astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = quantize_blocks(values, bits=4, block_size=32, method=method).dequantized()
+    assert np.isfinite(found).all()
+    if size > 1e-40:  # below, numbers have few digits themselves
+        error = np.linalg.norm((found - values).astype(np.float64)) / np.linalg.norm(values.astype(np.float64))
+        assert error < 0.15
+
+
+def test_hqq_leaves_the_programs_logging_alone() -> None:
+    code = (
+        "import logging, numpy as np\n"
+        "from ortgpt_exporter.blocks import quantize_blocks\n"
+        "quantize_blocks(np.ones((2, 32), np.float32), bits=4, block_size=32, method='hqq')\n"
+        "print(logging.getLogger().level, logging.getLogger().handlers)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "30 []\n"

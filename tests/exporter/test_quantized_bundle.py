@@ -256,6 +256,35 @@ def test_a_short_text_to_measure_on_makes_no_empty_promise(source: Path, tmp_pat
     assert promise["logit_bound"] > 1e-3
 
 
+def test_line_ends_of_a_text_count_as_they_are(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "crlf.txt").write_bytes(TEXT.replace("\n", "\r\n").encode())
+    asked = Quantization(dtype="int8", eval_text=str(tmp_path / "crlf.txt"), max_perplexity_ratio=2.0)
+    evidence = quantize_bundle(source, tmp_path / "out", asked).manifest.evidence
+    assert evidence is not None
+    with ortgpt.load(source) as generator:
+        assert evidence.tokens == len(generator.tokenizer.encode(TEXT.replace("\n", "\r\n")))
+
+
+def test_a_bundle_is_not_written_into_or_over_its_source(source: Path) -> None:
+    before = names(source)
+    for out, force in ((source, True), (source / "deep" / "x.onnx", False)):
+        with pytest.raises(FileExistsError, match="lies in the bundle that it would be made of"):
+            quantize_bundle(source, out, Quantization(dtype="int8"), force=force)
+    assert names(source) == before
+
+
+def test_a_certain_model_is_quantised(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "certain", n_layer=1, n_embd=64)
+    gpt = load_gpt(folder)
+    with torch.no_grad():
+        gpt.wte.weight.data = gpt.wte.weight * 300
+    save_gpt(gpt, folder)
+    source = export_bundle(folder, tmp_path / "float32").path
+    evidence = quantize_bundle(source, tmp_path / "out", Quantization(dtype="int8")).manifest.evidence
+    assert evidence is not None
+    assert evidence.baseline_bits_per_byte < 1e-3
+
+
 def test_a_bad_choice_is_named_before_the_checkpoint_is_read(tmp_path: Path) -> None:
     for asked, reason in (
         (Quantization(dtype="int4", method="gptq"), "wants a calibration text"),
@@ -365,6 +394,11 @@ def test_bad_input_gets_one_line_and_leaves_no_file(
         (source, {"dtype": "int4", **gptq(tmp_path / "none")}, FileNotFoundError, "none"),
         (narrow, {"dtype": "int8"}, ExportError, "matrices are .*40.* wide .accepted: multiples of 16"),
         (checkpoint, {"dtype": "int8"}, FileNotFoundError, "holds no ortgpt.json"),
+        (source, {"dtype": []}, OptionError, r"dtype = \[\]"),
+        (source, {"dtype": "int8", "block_size": 16.0}, ExportError, r"block_size = 16\.0 \(accepted: 128, 64"),
+        (source, {"dtype": "int8", "head_dtype": []}, ExportError, r"head_dtype = \[\]"),
+        (source, {"dtype": "int8", "max_kl": True}, OptionError, "max_kl = True"),
+        (source, {"dtype": "int8", "max_perplexity_ratio": "1.1"}, OptionError, r"max_perplexity_ratio = '1\.1'"),
     ]
     for bundle, asked, error, reason in cases:
         with pytest.raises(error, match=reason) as caught:
