@@ -68,22 +68,20 @@ def _stored(graph: ir.Graph, name: str, blocks: Blocks, *, flat: bool) -> list[i
 
 
 def dequantized_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
-    """Multiply by what DequantizeLinear makes of the integers (opset 21).
+    """Multiply by what DequantizeLinear makes of 4-bit integers (opset 21).
 
-    ONNX Runtime takes the two for a MatMulNBits; 1.23.2 does so in 4 bits only.
+    ONNX Runtime takes the two for a MatMulNBits.
     """
     columns = blocks.integers.reshape(len(blocks.integers), -1).T  # (in, out), as MatMul wants it
-    weights: list[ir.Value]
-    weights_name = f"{name}.int{blocks.bits}_blocks"
-    scales = constant(graph, f"{name}.scales", np.ascontiguousarray(blocks.scales.T))
-    if blocks.zero_points is None:
-        half = 2 ** (blocks.bits - 1)
-        signed = (columns.astype(np.int16) - half).astype(ml_dtypes.int4 if blocks.bits == 4 else np.int8)
-        weights = [constant(graph, weights_name, signed), scales]
-    else:
-        unsigned = ml_dtypes.uint4 if blocks.bits == 4 else np.uint8
-        zero_points = constant(graph, f"{name}.zero_points", blocks.zero_points.T.astype(unsigned))
-        weights = [constant(graph, weights_name, columns.astype(unsigned)), scales, zero_points]
+    signed = blocks.zero_points is None
+    kind = ml_dtypes.int4 if signed else ml_dtypes.uint4
+    integers = (columns.astype(np.int8) - 8 if signed else columns).astype(kind)
+    weights = [
+        constant(graph, f"{name}.int4", integers),
+        constant(graph, f"{name}.scales", np.ascontiguousarray(blocks.scales.T)),
+    ]
+    if blocks.zero_points is not None:
+        weights.append(constant(graph, f"{name}.zero_points", blocks.zero_points.T.astype(kind)))
     widened = ir.node("DequantizeLinear", weights, {"axis": 0, "block_size": blocks.block_size})
     return [widened, ir.node("MatMul", [node.inputs[0], widened.outputs[0]])]
 
