@@ -50,14 +50,18 @@ def _quantization_options(command: Any) -> Any:
         click.option(
             "--method",
             type=click.Choice(_METHODS),
-            help="How weights are rounded. w8a8 (int8): one scale a row of activations, faster prefill, slower decode. "
+            help="How weights are rounded. w8a8 (int8): one scale a row of activations, for faster prefill. "
             "dynamic-…: Optimum's, portable int8 only. [default: scale-search; portable int8: w8a8]",
         ),
-        click.option("--block-size", type=int, help="Weights that share a scale: 128, 64, 32 or 16. [default: 128]"),
+        click.option(
+            "--block-size",
+            type=int,
+            help="Weights that share a scale: 128, 64, 32 or 16. [default: 128; embedding and head: int8 64, int4 32]",
+        ),
         click.option(
             "--head-dtype",
             type=click.Choice(["int8", "int4"]),
-            help="Precision of embedding and head. [default: as the rest, in int4 with blocks of 32]",
+            help="Precision of embedding and head. [default: as the rest]",
         ),
         click.option(
             "--calibration", type=click.Path(path_type=Path), help="The text that the method gptq reads, UTF-8."
