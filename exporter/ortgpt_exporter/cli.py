@@ -193,10 +193,10 @@ def _sweep(bundle: Path, eval_text: Path | None, plot: Path | None, given: list[
 
         with _bar("sweep") as bar:
             trials = sweep_bundle(bundle, eval_text=eval_text, on_progress=lambda progress: _show(bar, progress))
-        click.echo(f"  {'quantised to':<48}{'MB':>8}{'ppl ratio':>11}{'KL':>10}{'prefill/s':>11}{'decode/s':>10}")
+        click.echo(f"  {'quantised to':<56}{'MB':>8}{'ppl ratio':>11}{'KL':>10}{'prefill/s':>11}{'decode/s':>10}")
         for trial in trials:
             click.echo(
-                f"{'*' if trial.on_frontier else ' '} {trial.recipe:<48}{trial.size_bytes / 1e6:>8.1f}"
+                f"{'*' if trial.on_frontier else ' '} {trial.recipe:<56}{trial.size_bytes / 1e6:>8.1f}"
                 f"{trial.perplexity_ratio:>11.4f}{trial.kl:>10.5f}{trial.prefill_tokens_per_s:>11,.0f}"
                 f"{trial.decode_tokens_per_s:>10,.0f}"
             )

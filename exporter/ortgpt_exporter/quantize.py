@@ -79,7 +79,7 @@ def parameter_count(model: ir.Model) -> int:
 def unweighted_products(model: ir.Model) -> dict[str, str]:
     """Return the products of two activations, by the names of their nodes, and why they stay as they are."""
     nodes = (node for node in model.graph if node.op_type in _PRODUCTS and matrix_of(node) is None)
-    return {str(node.name): "its second factor is no weight" for node in nodes}
+    return {str(node.name): "multiplies two activations" for node in nodes}
 
 
 def balance(model: ir.Model, dtype: str, *, n_layer: int) -> None:

@@ -34,7 +34,7 @@ from ortgpt_exporter.quantize import Report
 from ortgpt_exporter.quantized_files import check_source, open_quantized, source_widths, write_quantized
 from ortgpt_exporter.recipe import BITS, BLOCK_SIZES, DYNAMIC, GPTQ, Recipe, check_choice, make_recipe
 from ortgpt_exporter.steps import OnProgress, Progress, Steps
-from ortgpt_exporter.texts import Text, TextRows, read_text, read_utf8, rows_to_measure, spread_rows
+from ortgpt_exporter.texts import LEAST_MEASURED, Text, TextRows, read_text, read_utf8, rows_to_measure, spread_rows
 from ortgpt_exporter.verify import rounded
 from ortgpt_models.folder import write_folder
 
@@ -90,7 +90,9 @@ def quantize_bundle(
     recipe = recipe_for(source, quantization)
     tokenizer = Tokenizer.load(source.path)
     calibration = calibration_for(source, recipe, tokenizer, quantization.calibration)
-    given = None if quantization.eval_text is None else read_text(tokenizer, quantization.eval_text, least=1)
+    given = (
+        None if quantization.eval_text is None else read_text(tokenizer, quantization.eval_text, least=LEAST_MEASURED)
+    )
     with write_folder(out, replace=force) as folder:
         report = Report()
         for part in (0, *_WIDENED) if recipe.dtype == DType.INT4 else (0,):
@@ -210,7 +212,7 @@ def _failure(recipe: Recipe, likeness: Likeness, asked: Quantization) -> str:
         hints.append("a smaller block_size")
     return (
         f"the {recipe.dtype} bundle fails its gate: perplexity ratio {likeness.perplexity_ratio:.4f} (accepted: "
-        f"{asked.most_ratio!r}), KL {likeness.kl:.4f} (accepted: {most_kl}) over {likeness.tokens:,} tokens{wider}; "
+        f"{asked.most_ratio!r}), KL {likeness.kl:.3g} (accepted: {most_kl}) over {likeness.tokens:,} tokens{wider}; "
         f"try {', '.join(hints[:0:-1])}{' or ' if hints[1:] else ''}{hints[0]}"
     )
 

@@ -17,7 +17,7 @@ from ortgpt_exporter.quantized_bundle import Quantization, calibration_for, reci
 from ortgpt_exporter.quantized_files import check_source, open_quantized, write_quantized
 from ortgpt_exporter.recipe import W8A8, Recipe
 from ortgpt_exporter.steps import OnProgress, Steps
-from ortgpt_exporter.texts import TextRows, read_text, rows_to_measure
+from ortgpt_exporter.texts import LEAST_MEASURED, TextRows, read_text, rows_to_measure
 
 RECIPES = (
     Quantization(dtype=DType.INT8),
@@ -63,7 +63,7 @@ def sweep_bundle(
     source = open_bundle(bundle)
     check_source(source)
     tokenizer = Tokenizer.load(source.path)
-    given = None if eval_text is None else read_text(tokenizer, eval_text, least=1)
+    given = None if eval_text is None else read_text(tokenizer, eval_text, least=LEAST_MEASURED)
     fitting = _fitting(source, tokenizer, RECIPES if recipes is None else recipes)
     trials = []
     with ortgpt.load(source.path, device=Target.CPU) as generator, tempfile.TemporaryDirectory() as folder:

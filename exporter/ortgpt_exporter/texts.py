@@ -12,6 +12,8 @@ from ortgpt.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.evidence import Ids, sample_rows, split_rows
 
+LEAST_MEASURED = 128  # tokens; a gate on fewer says nothing
+
 
 @dataclass(frozen=True)
 class Text:

@@ -9,6 +9,7 @@ import dataclasses
 import importlib.metadata
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import click
 
 from ortgpt import __version__
 from ortgpt.bundle import open_bundle, seal_bundle
+from ortgpt.contract import Key
 from ortgpt.errors import OptionError, OrtGptError
 from ortgpt.generator import Completion, Generator, load
 from ortgpt.manifest import Evidence, describe_graph
@@ -131,13 +133,12 @@ def info(bundle: Path, as_json: bool) -> None:
         click.echo(json.dumps(dataclasses.asdict(record)))
         return
     parameters = ", ".join(f"{key} {_shown(value)}" for key, value in record.precision.parameters.items())
-    promise = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in record.precision.promise.items())
     lines = {
         "bundle": record.path,
         "model": f"{record.n_layer} layers, {record.n_head} heads, context {record.n_positions:,}, "
         f"vocabulary {record.vocab_size:,} ({record.masked_tokens:,} masked)",
         "weights": f"{record.precision.dtype}, recipe {record.precision.recipe}{parameters and f' ({parameters})'}",
-        "promise": promise,
+        "promise": _promise_text(record.precision.promise),
         "weights from": f"{record.source.id}, licence {record.source.licence or 'not stated'}",
         "weights sha256": record.source.sha256,
         "onnxruntime": f"{record.minimum_onnxruntime} or newer",
@@ -186,6 +187,23 @@ def evidence_lines(evidence: Evidence) -> list[str]:
         f"matrices: {matrices}; left out: {left}",
         f"measured with {found.threads} threads, CPU with {' '.join(found.cpu_features) or 'unknown features'}",
     ]
+
+
+def _promise_text(promise: Mapping[str, Any]) -> str:
+    """Say what a precision promises of the same token computed otherwise than alone and one a step."""
+    kind = str(promise.get(Key.KIND)).replace("_", " ")
+    if Key.RELATIVE_LOGIT_BOUND in promise:
+        return f"{kind}: a logit moves by at most {promise[Key.RELATIVE_LOGIT_BOUND]} of the largest"
+    if Key.LOGIT_BOUND not in promise:
+        return kind
+    flips = {
+        "in a batch": Key.BATCH_FLIPS,
+        "beside a row of outliers": Key.OUTLIER_FLIPS,
+        "in a whole prefill": Key.PIECE_FLIPS,
+        "in steps of four": Key.STEP_FLIPS,
+    }
+    changed = ", ".join(f"{promise[key]:.1f} {where}" for where, key in flips.items() if key in promise)
+    return f"{kind}: a logit moves by at most {promise[Key.LOGIT_BOUND]:.2g}; best tokens changed of 1,000: {changed}"
 
 
 def _shown(value: object) -> str:
