@@ -91,7 +91,7 @@ generate: $(VENV)/.setup  ## Continue PROMPT="..." with the bundle OUT=folder (e
 bench: $(VENV)/.setup-dev  ## Compare with transformers on this machine (a random GPT-2 small, minutes)
 	@$(BIN)/python benchmarks/against_transformers.py
 
-bench-export: $(VENV)/.setup-dev  ## Measure memory and time of the export of each size of GPT-2 (20 GB of disk, 20 minutes)
+bench-export: $(VENV)/.setup-dev  ## Measure memory and time of the export of each size of GPT-2 (20 GB of disk, an hour)
 	@mkdir -p build
 	@$(BIN)/python benchmarks/export_memory.py
 
