@@ -138,7 +138,7 @@ def info(bundle: Path, as_json: bool) -> None:
         "model": f"{record.n_layer} layers, {record.n_head} heads, context {record.n_positions:,}, "
         f"vocabulary {record.vocab_size:,} ({record.masked_tokens:,} masked)",
         "weights": f"{record.precision.dtype}, recipe {record.precision.recipe}{parameters and f' ({parameters})'}",
-        "promise": _promise_text(record.precision.promise),
+        "promises": _promise_text(record.precision.promise),
         "weights from": f"{record.source.id}, licence {record.source.licence or 'not stated'}",
         "weights sha256": record.source.sha256,
         "onnxruntime": f"{record.minimum_onnxruntime} or newer",
