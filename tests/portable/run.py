@@ -101,6 +101,7 @@ def main() -> None:
 
 def is_same(bundle: Path, most: float, prompt: list[int], expected: list[int], found: list[int]) -> bool:
     """Tell whether ids are those expected, up to where the logits of both tokens lie no farther apart than `most`."""
+    expected, found = until_end(bundle, expected), until_end(bundle, found)
     place = next((i for i, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other), None)
     if place is None or most == 0:
         return found == expected
@@ -108,6 +109,13 @@ def is_same(bundle: Path, most: float, prompt: list[int], expected: list[int], f
         ids = [*prompt, *expected[:place]]
         logits = generator.engine.prefill(generator.engine.new_cache(1, len(ids)), [ids])[0, 0]
     return float(logits[expected[place]] - logits[found[place]]) <= most
+
+
+def until_end(bundle: Path, ids: list[int]) -> list[int]:
+    """Return ids before the first end-of-text, where onnxruntime-genai stops."""
+    ends = open_bundle(bundle).config.eos_token_ids
+    place = next((i for i, token_id in enumerate(ids) if token_id in ends), len(ids))
+    return ids[:place]
 
 
 def write_bundles(checkpoint: Path, out: Path, optimum: str) -> dict[str, Path]:
