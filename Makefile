@@ -91,11 +91,11 @@ generate: $(VENV)/.setup  ## Continue PROMPT="..." with the bundle OUT=folder (e
 bench: $(VENV)/.setup-dev  ## Compare with transformers on this machine (a random GPT-2 small, minutes)
 	@$(BIN)/python benchmarks/against_transformers.py
 
-bench-export: $(VENV)/.setup-dev  ## Measure memory and time of the export of each size of GPT-2 (20 GB of disk, an hour)
+bench-export: $(VENV)/.setup-dev  ## Measure memory and time of the export of each size of GPT-2 (20 GB of disk, long)
 	@mkdir -p build
 	@$(BIN)/python benchmarks/export_memory.py
 
-bench-quality: $(VENV)/.setup-dev $(OTHERS)/llama/.setup $(OTHERS)/openvino/.setup  ## Compare the loss of quantisation with llama.cpp's and OpenVINO's on TEXT=file [CALIBRATION=file] (a quarter of an hour)
+bench-quality: $(VENV)/.setup-dev $(OTHERS)/llama/.setup $(OTHERS)/openvino/.setup  ## Compare the loss of quantisation with llama.cpp's and OpenVINO's on TEXT=file [CALIBRATION=file] (builds llama.cpp first)
 	@[ -n "$$TEXT" ] || { echo "make bench-quality wants TEXT=file, a UTF-8 text that the bundled model has not seen" >&2; exit 2; }
 	@mkdir -p build
 	@$(BIN)/python benchmarks/quality.py "$$TEXT" "$$CALIBRATION" build/quality \

@@ -16,15 +16,12 @@ from ortgpt.bundle import Bundle
 from ortgpt.cli import evidence_lines
 from ortgpt.errors import OptionError
 from ortgpt.manifest import Check
+from ortgpt_exporter.recipe import ALL_METHODS
 
 if TYPE_CHECKING:
     from ortgpt_exporter.steps import Progress as ExportProgress
     from ortgpt_models.train import Progress as TrainProgress
 
-_METHODS = (
-    "scale-search", "rtn", "k-quant", "hqq", "gptq", "w8a8",
-    "dynamic-avx2", "dynamic-avx512", "dynamic-avx512-vnni", "dynamic-arm64",
-)  # fmt: skip
 _QUANTIZATION = ("method", "block_size", "head_dtype", "calibration", "eval_text", "max_perplexity_ratio", "max_kl")
 _EXTRA_MODULES = (
     "torch",
@@ -49,7 +46,7 @@ def _quantization_options(command: Any) -> Any:
     options = (
         click.option(
             "--method",
-            type=click.Choice(_METHODS),
+            type=click.Choice(ALL_METHODS),
             help="How weights are rounded. w8a8 (int8): one scale a row of activations, for faster prefill. "
             "dynamic-…: Optimum's, portable int8 only. [default: scale-search; portable int8: w8a8]",
         ),

@@ -245,9 +245,3 @@ def test_a_nanogpt_file_by_the_command_line(tmp_path: Path) -> None:
     assert found["token_ids"] == standin.greedy(prompt, 9)
     alone = run("export", standin.checkpoint, "-o", tmp_path / "again")
     assert (alone.exit_code, "--tokenizer" in alone.stderr) == (1, True)
-
-
-def test_the_methods_on_the_command_line_are_all_there_are() -> None:
-    from ortgpt_exporter import cli, recipe
-
-    assert cli._METHODS == recipe.ALL_METHODS
