@@ -221,7 +221,7 @@ def _write_graph(loaded: Checkpoint, form: Form, folder: Path, steps: Steps) -> 
     steps.next("exporting the graph")
     model = export_graph(loaded.gpt, form.flavour, form.dtype)
     steps.next("optimising the graph")
-    optimize_graph(model, loaded.gpt.config, form.flavour)
+    optimize_graph(model, loaded.gpt.config, form.flavour, form.dtype)
     steps.next("writing the weights")
     save_graph(model, folder, external_data=form.external_data)
 

@@ -35,7 +35,7 @@ def make_gpt(config: GPTConfig) -> GPT:
 def export(config: GPTConfig, flavour: str = "native", dtype: str = "float32") -> tuple[GPT, ir.Model]:
     gpt = make_gpt(config)
     model = export_graph(gpt, flavour, dtype)
-    optimize_graph(model, config, flavour)
+    optimize_graph(model, config, flavour, dtype)
     return gpt, model
 
 
@@ -101,8 +101,8 @@ def test_nodes_axes_and_versions(tmp_path: Path) -> None:
     assert {opset.domain: opset.version for opset in proto.opset_import} == {"": 17, "com.microsoft": 1}
     assert proto.ir_version == 8
     assert collections.Counter(node.op_type for node in proto.graph.node) == {
-        "GroupQueryAttention": 2, "SkipLayerNormalization": 4, "LayerNormalization": 1, "FastGelu": 2, "MatMul": 8,
-        "FusedMatMul": 1, "Add": 4, "Gather": 2, "GatherElements": 1, "Unsqueeze": 1, "Expand": 1,
+        "GroupQueryAttention": 2, "LayerNormalization": 5, "FastGelu": 2, "MatMul": 8, "FusedMatMul": 1, "Add": 11,
+        "Gather": 2, "GatherElements": 1, "Unsqueeze": 1, "Expand": 1,
     }  # fmt: skip
     shapes = {
         tensor.name: [dim.dim_param or dim.dim_value for dim in tensor.type.tensor_type.shape.dim]
@@ -182,11 +182,17 @@ def test_initializers_are_the_checkpoints_tensors_once(tmp_path: Path) -> None:
     )
 
 
+def test_in_float16_residual_additions_join_the_normalization_behind_them() -> None:
+    _, model = export(BASE, "native", "float16")
+    counts = collections.Counter(node.op_type for node in model.graph)
+    assert (counts["SkipLayerNormalization"], counts["LayerNormalization"]) == (4, 1)
+
+
 def test_weights_that_happen_to_be_equal_stay_apart() -> None:
     """All gains are 1 and all biases 0 in a new network; whoever quantises must find each by its name."""
     gpt = GPT(BASE).eval()
     model = export_graph(gpt, "native", "float32")
-    optimize_graph(model, BASE, "native")
+    optimize_graph(model, BASE, "native", "float32")
     assert gpt.state_dict().keys() <= model.graph.initializers.keys()
 
 
@@ -229,7 +235,7 @@ def test_float16_logits_far_from_zero_keep_their_differences(tmp_path: Path) -> 
         gpt.get_parameter("wte.weight").sub_(4.0 * direction)
         gpt.get_parameter("ln_f.bias").add_(25.0 * direction)
     model = export_graph(gpt, "native", "float16")
-    optimize_graph(model, BASE, "native")
+    optimize_graph(model, BASE, "native", "float16")
     ids = np.random.default_rng(0).integers(97, size=(1, 30))
     with torch.no_grad():
         want = gpt(torch.from_numpy(ids)).numpy()
@@ -269,7 +275,7 @@ def test_a_graph_that_did_not_fuse_fails() -> None:
 def test_a_fusion_that_missed_a_place_fails() -> None:
     model = export_graph(make_gpt(BASE), "native", "float32")
     with pytest.raises(ExportError, match=r"'activation': 2.*this network has.*'activation': 3"):
-        optimize_graph(model, replace(BASE, n_layer=3), "native")
+        optimize_graph(model, replace(BASE, n_layer=3), "native", "float32")
 
 
 def test_exporting_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
