@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from ortgpt.bundle import OWN_NAMES
-from ortgpt.contract import File
+from ortgpt.contract import File, Flavour
 from ortgpt_models.folder import refuse_existing
 
 MAX_GRAPH_BYTES = 1_500_000_000  # of weights within the graph's own file; protobuf ends at 2 GiB
@@ -35,9 +35,13 @@ def _is_part(path: Path) -> bool:
     return path.is_file() and path.name in OWN_NAMES
 
 
-def save_graph(model: ir.Model, folder: Path, *, external_data: bool) -> None:
-    """Write a graph as a bundle's model, its weights beside it where they are large or that is asked for."""
-    apart = external_data or weight_bytes(model) > MAX_GRAPH_BYTES
+def save_graph(model: ir.Model, folder: Path, flavour: str, *, external_data: bool) -> None:
+    """Write a graph as a bundle's model, its weights beside it: a native graph's, large ones, or where it is asked for.
+
+    ONNX Runtime maps a file of weights into memory; those within the graph's own file it parses and copies. Portable
+    graphs are read elsewhere, too, where one file is what most expect.
+    """
+    apart = external_data or flavour == Flavour.NATIVE or weight_bytes(model) > MAX_GRAPH_BYTES
     ir.save(model, folder / File.MODEL, external_data=File.MODEL_DATA if apart else None)
     onnx.checker.check_model(folder / File.MODEL)
 

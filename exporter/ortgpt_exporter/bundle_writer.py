@@ -104,11 +104,12 @@ def export_bundle(
 
     `flavour` is "native" or "portable", `target` "cpu" or "cuda" (native only), `dtype` "float32", "float16" (by
     default what the target wants), "int8" or "int4"; these two go by way of a float32 bundle that does not stay, and
-    `quantization` says how (see quantize_bundle). Weights of more than 1.5 GB, or any with `external_data`, get a file
-    of their own. `tokenizer`, `adapter`, `revision` and `activation` are those of load_checkpoint(). The graph is
-    compared with PyTorch before anything appears at `out`. `force` replaces a bundle that is already there, and nothing
-    else. `on_note` gets facts about the checkpoint worth telling, a line each. Raises ModelError, ExportError,
-    BundleError (a damaged tokenizer), OptionError, FileExistsError or another OSError.
+    `quantization` says how (see quantize_bundle). The weights get a file of their own in a native bundle; in a
+    portable one only those of more than 1.5 GB, or any with `external_data`. `tokenizer`, `adapter`, `revision` and
+    `activation` are those of load_checkpoint(). The graph is compared with PyTorch before anything appears at `out`.
+    `force` replaces a bundle that is already there, and nothing else. `on_note` gets facts about the checkpoint worth
+    telling, a line each. Raises ModelError, ExportError, BundleError (a damaged tokenizer), OptionError,
+    FileExistsError or another OSError.
     """
     form = Form.make(flavour=flavour, target=target, dtype=dtype, external_data=external_data)
     out = Path(os.path.abspath(out))
@@ -223,7 +224,7 @@ def _write_graph(loaded: Checkpoint, form: Form, folder: Path, steps: Steps) -> 
     steps.next("optimising the graph")
     optimize_graph(model, loaded.gpt.config, form.flavour, form.dtype)
     steps.next("writing the weights")
-    save_graph(model, folder, external_data=form.external_data)
+    save_graph(model, folder, form.flavour, external_data=form.external_data)
 
 
 def _verify(folder: Path, manifest: Manifest, loaded: Checkpoint, steps: Steps) -> tuple[Check, ...]:

@@ -113,7 +113,7 @@ def _quantization_options(command: Any) -> Any:
     type=click.Choice(["gelu", "gelu_new"]),
     help="Of a nanoGPT file, which does not state it: gelu, or gelu_new where it was trained before mid-2023.",
 )
-@click.option("--external-data", is_flag=True, help="Put the weights into a file of their own, even if they are small.")
+@click.option("--external-data", is_flag=True, help="Put small weights of a portable graph, too, into their own file.")
 @_quantization_options
 @click.option("--force", is_flag=True, help="Replace the bundle that is already there, once the new one is whole.")
 def export(checkpoint: str, out: Path, dtype: str | None, force: bool, **form: Any) -> None:
@@ -142,7 +142,7 @@ def export(checkpoint: str, out: Path, dtype: str | None, force: bool, **form: A
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="The bundle folder to write.")
 @click.option("--dtype", type=click.Choice(["int8", "int4"]), help="Precision of the weights.")
 @_quantization_options
-@click.option("--external-data", is_flag=True, help="Put the weights into a file of their own, even if they are small.")
+@click.option("--external-data", is_flag=True, help="Put small weights of a portable graph, too, into their own file.")
 @click.option("--force", is_flag=True, help="Replace the bundle that is already there, once the new one is whole.")
 @click.option("--sweep", is_flag=True, help="Write no bundle: try the recipes, and show what each costs and brings.")
 @click.option("--plot", type=click.Path(path_type=Path), help="With --sweep: draw it, as PNG or SVG.")

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ortgpt.bundle import Bundle
-from ortgpt.contract import DType, File
+from ortgpt.contract import DType, File, Flavour
 from ortgpt_exporter.bundle_folder import save_graph
 from ortgpt_exporter.quantize import Report, matrix_of, parameter_count, unweighted_products
 
@@ -45,5 +45,5 @@ def quantize_dynamic(source: Bundle, folder: Path, method: str, *, external_data
     ir.external_data.load_to_model(after)
     for path in folder.iterdir():  # Optimum writes its own configuration beside it
         path.unlink()
-    save_graph(after, folder, external_data=external_data)
+    save_graph(after, folder, Flavour.PORTABLE, external_data=external_data)
     return report

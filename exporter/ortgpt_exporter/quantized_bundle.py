@@ -76,7 +76,7 @@ def quantize_bundle(
 ) -> Bundle:
     """Quantise a float32 bundle into the folder `out`, measure both, and return the new one opened.
 
-    Weights of more than 1.5 GB, or any with `external_data`, get a file of their own. Where 4 bits fail the gate, the
+    Weights get a file of their own as in export_bundle(). Where 4 bits fail the gate, the
     matrices that rounding changed most get 8, up to half of them. Raises ExportError for a bundle of another kind, a
     recipe that does not fit or a gate that fails; OptionError, BundleError, FileExistsError or another OSError.
     """

@@ -82,7 +82,7 @@ def write_quantized(
             report = quantize_graph(model, recipe, hessian_of)
         del hessian_of  # and with it the float32 network that it ran
         ir.external_data.load_to_model(model)  # what was not quantised may lie in the source's own file of weights
-        save_graph(model, folder, external_data=external_data)
+        save_graph(model, folder, recipe.flavour, external_data=external_data)
     for name in source.manifest.files.keys() - _NOT_COPIED:
         shutil.copyfile(source.path / name, folder / name)
     return report

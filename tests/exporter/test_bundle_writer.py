@@ -183,13 +183,16 @@ def test_bad_input_is_refused_before_anything_is_written(small_checkpoint: Path,
     assert names(tmp_path) == ["empty"]
 
 
-def test_large_weights_get_a_file_of_their_own(
-    small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("flavour", ["native", "portable"])
+def test_large_weights_and_all_of_a_native_graph_get_a_file_of_their_own(
+    flavour: str, small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = 4 * sum(parameter.numel() for parameter in load_gpt(small_checkpoint).parameters())
-    monkeypatch.setattr(bundle_folder, "MAX_GRAPH_BYTES", weights // 2)
-    bundle = export_bundle(small_checkpoint, tmp_path / "out")
-    assert weights <= (bundle.path / "model.onnx.data").stat().st_size <= 1.2 * weights
+    if flavour == "portable":
+        assert "model.onnx.data" not in names(export_bundle(small_checkpoint, tmp_path / "one", flavour=flavour).path)
+        monkeypatch.setattr(bundle_folder, "MAX_GRAPH_BYTES", weights // 2)
+    bundle = export_bundle(small_checkpoint, tmp_path / "out", flavour=flavour)
+    assert 0.98 * weights <= (bundle.path / "model.onnx.data").stat().st_size <= 1.2 * weights  # but short biases
     assert (bundle.path / "model.onnx").stat().st_size < 50_000
     assert {"model.onnx", "model.onnx.data"} <= bundle.manifest.files.keys()
     (bundle.path / "model.onnx.data").unlink()
@@ -197,7 +200,7 @@ def test_large_weights_get_a_file_of_their_own(
         ortgpt.load(bundle.path)
 
 
-@pytest.mark.parametrize("form", [{}, {"external_data": True}, {"external_data": True, "flavour": "portable"}])
+@pytest.mark.parametrize("form", [{}, {"flavour": "portable"}, {"external_data": True, "flavour": "portable"}])
 def test_a_bundle_opens_from_anywhere_without_writing(
     form: dict[str, Any], small_checkpoint: Path, small: ortgpt.Generator, tmp_path: Path
 ) -> None:

@@ -70,7 +70,8 @@ def test_the_manifest_says_what_it_should(bundle: Path) -> None:
     )
     assert graph["cache"] == {"kind": "fixed", "dtype": "float32", "head_dim": 16}
     assert set(values["files"]) == {
-        "config.json", "generation_config.json", "merges.txt", "model.onnx", "vocab.json",
+        "config.json", "generation_config.json", "merges.txt", "model.onnx", "model.onnx.data",
+        "vocab.json",
     }  # fmt: skip
     for name, entry in values["files"].items():
         data = (bundle / name).read_bytes()
@@ -79,7 +80,9 @@ def test_the_manifest_says_what_it_should(bundle: Path) -> None:
     assert len(values["verification"]) == 7
 
 
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "merges.txt", "model.onnx", "vocab.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "merges.txt", "model.onnx", "model.onnx.data", "vocab.json"]
+)
 def test_every_file_is_checked(bundle: Path, name: str) -> None:
     path = bundle / name
     whole = path.read_bytes()
