@@ -34,7 +34,7 @@ FORM := DTYPE FLAVOUR TARGET TOKENIZER ADAPTER REVISION ACTIVATION EXTERNAL_DATA
 $(foreach name,CHECKPOINT OUT PROMPT TEXT CALIBRATION $(FORM),$(if $(filter file,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
 export CHECKPOINT OUT PROMPT TEXT CALIBRATION GIVEN $(FORM)
 
-.PHONY: help setup setup-dev demo export generate bench bench-export bench-quality lint type test test-oldest \
+.PHONY: help setup setup-dev demo export generate bench bench-peers bench-export bench-quality lint type test test-oldest \
 	test-large test-dialects test-portable test-avx2 test-cuda clean
 
 help:  ## Show this list
@@ -91,6 +91,12 @@ generate: $(VENV)/.setup  ## Continue PROMPT="..." with the bundle OUT=folder (e
 bench: $(VENV)/.setup-dev  ## Compare with transformers on this machine (a random GPT-2 small, minutes)
 	@$(BIN)/python benchmarks/against_transformers.py
 
+bench-peers: $(VENV)/.setup-dev $(OTHERS)/llama/.setup $(OTHERS)/openvino/.setup $(OTHERS)/ctranslate2/.setup $(OTHERS)/optimum/.setup  ## Compare with llama.cpp, OpenVINO, CTranslate2, Optimum and transformers (builds llama.cpp first)
+	@mkdir -p build
+	@$(BIN)/python benchmarks/compare.py build/compare llama.cpp=$(abspath $(OTHERS)/llama/bin/python) \
+		openvino-genai=$(abspath $(OTHERS)/openvino/bin/python) ctranslate2=$(abspath $(OTHERS)/ctranslate2/bin/python) \
+		optimum-onnx=$(abspath $(OTHERS)/optimum/bin/python)
+
 bench-export: $(VENV)/.setup-dev  ## Measure memory and time of the export of each size of GPT-2 (20 GB of disk, long)
 	@mkdir -p build
 	@$(BIN)/python benchmarks/export_memory.py
@@ -113,6 +119,12 @@ $(OTHERS)/openvino/.setup: Makefile
 	@$(PYTHON) -m venv $(OTHERS)/openvino
 	@$(OTHERS)/openvino/bin/python -m pip --disable-pip-version-check --quiet install torch==2.13.0 openvino-genai==2026.4.1 optimum-intel==2.2.0 nncf==3.4.0
 	@$(OTHERS)/openvino/bin/python -m pip --disable-pip-version-check --quiet uninstall -y torchvision
+	@touch $@
+
+$(OTHERS)/ctranslate2/.setup: Makefile
+	@echo "Installing CTranslate2 into $(OTHERS) ..." >&2
+	@$(PYTHON) -m venv $(OTHERS)/ctranslate2
+	@$(OTHERS)/ctranslate2/bin/python -m pip --disable-pip-version-check --quiet install torch==2.13.0 ctranslate2==4.8.5 transformers==5.24.0
 	@touch $@
 
 lint: $(VENV)/.setup-dev  ## Check style and format

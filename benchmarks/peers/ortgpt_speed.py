@@ -1,0 +1,39 @@
+"""ortgpt for `benchmarks/compare.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from worker import Ids, main
+
+import ortgpt
+
+METHODS = {"int8": "scale-search", "int8 w8a8": "w8a8", "int4": "scale-search"}
+
+
+def convert(checkpoint: Path, work: Path) -> dict[str, Path]:
+    from ortgpt_exporter import Quantization, export_bundle, quantize_bundle
+
+    float32 = export_bundle(checkpoint, work / "float32").path
+    paths = {"float32": float32}
+    for name, method in METHODS.items():
+        asked = Quantization(dtype=name.partition(" ")[0], method=method)
+        paths[name] = quantize_bundle(float32, work / name.replace(" ", "-"), asked).path
+    return paths
+
+
+class Model:
+    def __init__(self, path: Path, form: str, threads: int) -> None:
+        self.generator = ortgpt.load(path, device="cpu", threads=threads)
+
+    def generate(self, prompts: Ids, new_tokens: int) -> tuple[Ids, float, float]:
+        done = self.generator.generate_batch(prompts, max_new_tokens=new_tokens, eos_token_id=[])
+        timings = done[0].timings
+        return [each.token_ids for each in done], timings.prefill_s, timings.decode_s
+
+    def first_token(self, text: str) -> str:
+        return self.generator.generate(text, max_new_tokens=1).text
+
+
+if __name__ == "__main__":
+    main(convert, Model)

@@ -1,0 +1,73 @@
+"""How `benchmarks/compare.py` speaks with a program in its own environment. Imports nothing beyond Python's own.
+
+    SCRIPT convert CHECKPOINT WORK      writes the model in each format; answers {format: {"path": …, "bytes": …}}
+    SCRIPT serve PATH FORMAT THREADS    answers each {"prompts": …, "new_tokens": …} on standard input, a JSON a line
+    SCRIPT start PATH FORMAT THREADS TEXT   opens the model, prints the first token behind TEXT, and ends
+
+Whatever a library prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+Ids = list[list[int]]
+Convert = Callable[[Path, Path], dict[str, Path]]
+
+
+class Model(Protocol):
+    """An open model. Rows of a batch have equal length; decoding is greedy and does not stop at end-of-text."""
+
+    def generate(self, prompts: Ids, new_tokens: int) -> tuple[Ids, float, float]:
+        """Return the new ids of each row, the seconds to the first token, and those for all the others."""
+
+    def first_token(self, text: str) -> str:
+        """Return the token behind a text, as text, or as its id where the program has no tokenizer."""
+
+
+class Clock:
+    """Notes when the first of several tokens came, for programs that call back."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.first = 0.0
+
+    def tick(self) -> None:
+        if not self.first:
+            self.first = time.perf_counter()
+
+    def split(self) -> tuple[float, float]:
+        """Return seconds to the first token, and from there to now."""
+        return self.first - self.started, time.perf_counter() - self.first
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    return sum(each.stat().st_size for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())
+
+
+def main(convert: Convert, open_model: Callable[[Path, str, int], Model]) -> None:
+    """Answer as the command line asks."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries in C print there, too
+    if sys.argv[1] == "convert":
+        checkpoint, work = map(Path, sys.argv[2:])
+        work.mkdir(parents=True, exist_ok=True)
+        found = convert(checkpoint, work)
+        print(json.dumps({name: {"path": str(path), "bytes": size_of(path)} for name, path in found.items()}),
+              file=answers)  # fmt: skip
+        return
+    command, path, form, threads, *rest = sys.argv[1:]
+    model = open_model(Path(path), form, int(threads))
+    if command == "start":
+        print(json.dumps(model.first_token(rest[0])), file=answers, flush=True)
+        return
+    for line in sys.stdin:
+        ids, first_s, rest_s = model.generate(**json.loads(line))
+        print(json.dumps({"ids": ids, "first_s": first_s, "rest_s": rest_s}), file=answers, flush=True)
