@@ -168,21 +168,18 @@ class Server:
 def measure_cells(entries: list[Entry], *, vocab_size: int, threads: int, repeats: int, work: Path) -> None:
     """Measure the cells of one class, a program after the other in each round; the first round warms up."""
     rng = np.random.default_rng(0)
-    prompts = {
-        cell: rng.integers(vocab_size, size=(rows, tokens)).tolist() for cell, (tokens, rows, _) in CELLS.items()
-    }
-    prompts["decode at 128, ms"], prompts["decode at 900, ms"] = prompts["prefill 128, ms"], prompts["prefill 900, ms"]
     servers = {id(entry): Server(entry, threads, work / f"{entry.program.name}-{entry.form}.log") for entry in entries}
     try:
         for repeat in range(repeats + 1):
-            for cell, (_, _, what) in CELLS.items():
+            for cell, (tokens, rows, what) in CELLS.items():
+                # New ones each time: a program may keep what it computed for a prompt.
+                prompts = rng.integers(vocab_size, size=(rows, tokens)).tolist()
                 for entry in entries:
                     if entry.failure:
                         continue
                     try:
-                        first_s, rest_s = servers[id(entry)].generate(
-                            prompts[cell], 2 if what == "first" else NEW_TOKENS
-                        )
+                        new_tokens = 2 if what == "first" else NEW_TOKENS
+                        first_s, rest_s = servers[id(entry)].generate(prompts, new_tokens)
                     except FailedError as error:
                         entry.failure = str(error)
                         continue

@@ -43,8 +43,10 @@ class Model:
         return config
 
     def generate(self, prompts: Ids, new_tokens: int) -> tuple[Ids, float, float]:
-        if len(prompts) > 1:  # it streams one row only: what the first token takes is a run of its own
-            first_s = self._run(prompts, 1)[1]
+        if len(prompts) > 1:
+            # It streams one row only, so that what the first token takes is a run of its own; on other ids, since it
+            # keeps what it computed for a prompt.
+            first_s = self._run([row[::-1] for row in prompts], 1)[1]
             ids, whole_s = self._run(prompts, new_tokens)
             return ids, first_s, whole_s - first_s
         clock = Clock()
