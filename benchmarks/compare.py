@@ -17,6 +17,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -200,18 +201,17 @@ def measure_start(entries: list[Entry], *, threads: int, repeats: int) -> None:
             script = str(PEERS / entry.program.script)
             command = [entry.python, script, "start", entry.path, entry.form, str(threads), PROMPT]
             started = time.perf_counter()
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-            )
-            assert process.stdout is not None
-            assert process.stderr is not None
-            line = process.stdout.readline()
-            seconds = time.perf_counter() - started
-            errors = process.stderr.read()
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
+            with tempfile.TemporaryFile("w+") as errors:  # not a pipe, which a talkative program would fill
+                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment())
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                seconds = time.perf_counter() - started
+                _, status, usage = os.wait4(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
+                errors.seek(0)
+                said = errors.read()
             if not line:
-                entry.failure = last_words(errors)
+                entry.failure = last_words(said)
             elif repeat:
                 entry.add(START, seconds)
                 entry.add(MEMORY, usage.ru_maxrss * 1024 / 1e6)
