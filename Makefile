@@ -91,11 +91,14 @@ generate: $(VENV)/.setup  ## Continue PROMPT="..." with the bundle OUT=folder (e
 bench: $(VENV)/.setup-dev  ## Compare with transformers on this machine (a random GPT-2 small, minutes)
 	@$(BIN)/python benchmarks/against_transformers.py
 
-bench-peers: $(VENV)/.setup-dev $(OTHERS)/llama/.setup $(OTHERS)/openvino/.setup $(OTHERS)/ctranslate2/.setup $(OTHERS)/optimum/.setup  ## Compare with llama.cpp, OpenVINO, CTranslate2, Optimum and transformers (builds llama.cpp first)
-	@mkdir -p build
-	@$(BIN)/python benchmarks/compare.py build/compare llama.cpp=$(abspath $(OTHERS)/llama/bin/python) \
-		openvino-genai=$(abspath $(OTHERS)/openvino/bin/python) ctranslate2=$(abspath $(OTHERS)/ctranslate2/bin/python) \
-		optimum-onnx=$(abspath $(OTHERS)/optimum/bin/python)
+# A program that cannot be installed is listed as missing, so the others' environments are no prerequisites.
+bench-peers: $(VENV)/.setup-dev  ## Compare with llama.cpp, OpenVINO, CTranslate2, Optimum and transformers (builds llama.cpp first)
+	@for peer in llama openvino ctranslate2 optimum; do \
+		$(MAKE) $(OTHERS)/$$peer/.setup || rm -rf "$(OTHERS)/$$peer"; done
+	@mkdir -p build && rm -rf build/compare
+	@$(BIN)/python benchmarks/compare.py build/compare llama.cpp=$(OTHERS)/llama/bin/python \
+		openvino-genai=$(OTHERS)/openvino/bin/python ctranslate2=$(OTHERS)/ctranslate2/bin/python \
+		optimum-onnx=$(OTHERS)/optimum/bin/python
 
 bench-export: $(VENV)/.setup-dev  ## Measure memory and time of the export of each size of GPT-2 (20 GB of disk, long)
 	@mkdir -p build

@@ -3,8 +3,8 @@
 `make bench-peers` sets the others' environments up and runs this. Each program runs in its own environment and process,
 on the same weights (a random GPT-2 small unless --checkpoint names one; speed does not depend on their values), the
 same token ids and as many threads, greedily, and must return as many tokens as were asked for. Run it on a machine that
-does nothing else. Writes compare.json, compare.md and compare.png into the work folder; a program that cannot be
-installed, converted or run is listed with the reason.
+does nothing else. Writes compare.json, compare.md and compare.png into the work folder, which must be new; a program
+that cannot be installed, converted or run is listed with the reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
@@ -44,19 +43,21 @@ LIMIT_S = 1800  # for a program to convert the weights
 class Program:
     """A program, its script among the peers, and the class of each of its formats: what it is compared with.
 
-    A remark behind a comma keeps a format out of the comparison: it is listed, and marked.
+    A format with a remark is listed with it, and not compared.
     """
 
     name: str
     script: str
     classes: dict[str, str]
+    remarks: dict[str, str] = field(default_factory=dict)
 
 
 PROGRAMS = (
     Program("ortgpt", "ortgpt_speed.py",
             {"float32": "float32", "int8": "8 bits", "int8 w8a8": "8 bits", "int4": "4 bits"}),
     Program("openvino-genai", "openvino_speed.py",
-            {"float32": "float32", "bfloat16": "float32, but in bfloat16", "int8": "8 bits", "int4": "4 bits"}),
+            {"float32": "float32", "bfloat16": "float32", "int8": "8 bits", "int4": "4 bits"},
+            {"bfloat16": "a float32 file, computed in bfloat16"}),
     Program("llama.cpp", "llama_cpp_speed.py", {"f32": "float32", "Q8_0": "8 bits", "Q4_0": "4 bits"}),
     Program("ctranslate2", "ctranslate2_speed.py", {"float32": "float32", "int8": "8 bits"}),
     Program("optimum-onnx", "optimum_speed.py", {"float32": "float32", "int8": "8 bits"}),
@@ -78,16 +79,16 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        return self.program.classes[self.form].partition(", ")[0]
+        return self.program.classes[self.form]
 
     @property
     def name(self) -> str:
-        remark = self.program.classes[self.form].partition(", ")[2]
+        remark = self.program.remarks.get(self.form)
         return f"{self.program.name} {self.form}" + (f" ({remark})" if remark else "")
 
     @property
     def is_compared(self) -> bool:
-        return ", " not in self.program.classes[self.form]
+        return self.form not in self.program.remarks
 
     @property
     def is_ours(self) -> bool:
@@ -285,23 +286,28 @@ def main() -> None:
     pythons = {"ortgpt": sys.executable, "transformers": sys.executable}
     pythons |= dict(each.split("=", 1) for each in args.environments)
     work = args.work.absolute()
-    shutil.rmtree(work, ignore_errors=True)
+    if work.exists():
+        sys.exit(f"{work} exists; name a new folder, or remove it")
     work.mkdir(parents=True)
     checkpoint = args.checkpoint or make_checkpoint(work / "checkpoint")
-    vocab_size = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    longest = max(tokens for tokens, _, _ in CELLS.values()) + NEW_TOKENS
+    if config["n_positions"] < longest:
+        sys.exit(f"{checkpoint} has n_positions = {config['n_positions']} (accepted: {longest} or more)")
     entries, missing = [], {}
     for program in PROGRAMS:
+        if program.name not in pythons:
+            missing[program.name] = "no environment was given"
+            continue
         try:
             entries += convert(program, pythons[program.name], checkpoint, work)
-        except KeyError:
-            missing[program.name] = "no environment was given"
         except (FailedError, OSError, subprocess.TimeoutExpired) as error:
             missing[program.name] = str(error)
     kinds = sorted({entry.kind for entry in entries})
     for kind in kinds:
         print(f"measuring {kind} ...", file=sys.stderr, flush=True)
         of_kind = [entry for entry in entries if entry.kind == kind]
-        measure_cells(of_kind, vocab_size=vocab_size, threads=args.threads, repeats=args.repeats, work=work)
+        measure_cells(of_kind, vocab_size=config["vocab_size"], threads=args.threads, repeats=args.repeats, work=work)
         measure_start(of_kind, threads=args.threads, repeats=args.repeats)
     lines = [f"{platform.machine()}, {args.threads} threads, Python {platform.python_version()}, {args.repeats} rounds"]
     for kind in kinds:

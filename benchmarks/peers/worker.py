@@ -42,6 +42,10 @@ class Clock:
         if not self.first:
             self.first = time.perf_counter()
 
+    def elapsed(self) -> float:
+        """Return the seconds since the start."""
+        return time.perf_counter() - self.started
+
     def split(self) -> tuple[float, float]:
         """Return seconds to the first token, and from there to now."""
         return self.first - self.started, time.perf_counter() - self.first

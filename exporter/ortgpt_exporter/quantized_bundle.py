@@ -76,9 +76,9 @@ def quantize_bundle(
 ) -> Bundle:
     """Quantise a float32 bundle into the folder `out`, measure both, and return the new one opened.
 
-    Weights get a file of their own as in export_bundle(). Where 4 bits fail the gate, the
-    matrices that rounding changed most get 8, up to half of them. Raises ExportError for a bundle of another kind, a
-    recipe that does not fit or a gate that fails; OptionError, BundleError, FileExistsError or another OSError.
+    Weights get a file of their own as in export_bundle(). Where 4 bits fail the gate, the matrices that rounding
+    changed most get 8, up to half of them. Raises ExportError for a bundle of another kind, a recipe that does not fit
+    or a gate that fails; OptionError, BundleError, FileExistsError or another OSError.
     """
     source, out = open_bundle(bundle), Path(os.path.abspath(out))
     check_quantization(quantization, source.manifest.graphs[0].flavour)
