@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,16 @@ class Blocks:
     def packed_width(self) -> int:
         """The bytes of a packed block."""
         return self.block_size * self.bits // 8
+
+    def split(self, block_size: int) -> Blocks:
+        """Return the same matrix in smaller blocks, which divide these."""
+        parts = self.block_size // block_size
+        return replace(
+            self,
+            integers=self.integers.reshape(len(self.integers), -1, block_size),
+            scales=np.repeat(self.scales, parts, axis=1),
+            zero_points=None if self.zero_points is None else np.repeat(self.zero_points, parts, axis=1),
+        )
 
     def packed(self) -> Bytes:
         """Return the integers, two to a byte in 4 bits, the first in the low half: (rows, blocks, bytes)."""
@@ -177,3 +187,8 @@ METHODS: Mapping[str, Callable[[Floats, int], _Part]] = {
 
 def _pack(integers: Bytes, bits: int) -> Bytes:
     return integers if bits == 8 else (integers[..., 0::2] | (integers[..., 1::2] << 4)).astype(np.uint8)
+
+
+def unpack(packed: Bytes, bits: int) -> Bytes:
+    """Return the integers that packed() put together, (rows, bytes) to (rows, integers)."""
+    return packed if bits == 8 else np.stack((packed & 15, packed >> 4), axis=-1).reshape(len(packed), -1)

@@ -7,16 +7,16 @@ the integers, the last of them in its place.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from ortgpt.contract import Flavour
-from ortgpt_exporter.blocks import Blocks
+from ortgpt_exporter.blocks import Blocks, unpack
+from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.graphs import MICROSOFT
+from ortgpt_exporter.initializers import constant
 
 MakeNodes = Callable[[ir.Graph, ir.Node, str, Blocks], list[ir.Node]]
 
@@ -44,6 +44,26 @@ def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> l
         "accuracy_level": _ACCURACY_LEVEL,
     }
     return [*before, ir.node("MatMulNBits", [node.inputs[0], *stored], attributes, domain=MICROSOFT)]
+
+
+def unpacked(node: ir.Node) -> Blocks:
+    """Return the blocks that nbits_matmul() made a node of."""
+    rows, width, bits, block_size = (node.attributes[name].as_int() for name in ("N", "K", "bits", "block_size"))
+    arrays = [
+        None if value is None or value.const_value is None else value.const_value.numpy() for value in node.inputs
+    ]
+    integers, scales, zero_points = arrays[1], arrays[2], arrays[3] if len(arrays) > 3 else None
+    assert integers is not None
+    assert scales is not None
+    count = width // block_size
+    if zero_points is not None:
+        zero_points = unpack(zero_points.reshape(rows, -1), bits)[:, :count]
+    return Blocks(
+        bits=bits,
+        integers=unpack(integers.reshape(rows, -1), bits).reshape(rows, count, block_size),
+        scales=scales.reshape(rows, count),
+        zero_points=zero_points,
+    )
 
 
 def nbits_gather(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
@@ -89,7 +109,7 @@ def dequantized_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks
 def rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
     """Multiply 8-bit activations, one scale a row, by 8-bit weights, one scale a column; standard operators."""
     nodes, rounded, row_scales = _rounded_rows(graph, node.inputs[0], blocks.block_size, per_node=is_transposed(node))
-    weights, scales = _signed(graph, name, blocks, transposed=not is_transposed(node))
+    weights, scales = signed_rows(graph, name, blocks, transposed=not is_transposed(node))
     if is_transposed(node):  # the look-up reads the same tensors
         nodes.append(ir.node("Transpose", [weights], {"perm": [1, 0]}))
         weights = nodes[-1].outputs[0]
@@ -103,8 +123,14 @@ def rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> li
 
 def fused_rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
     """As rows_matmul(), with the weights' scales applied within the product."""
-    nodes, rounded, row_scales = _rounded_rows(graph, node.inputs[0], blocks.block_size, per_node=False)
-    weights, scales = _signed(graph, name, blocks, transposed=True)
+    weights, scales = signed_rows(graph, name, blocks, transposed=True)
+    return fused_rows_product(graph, node.inputs[0], weights, scales)
+
+
+def fused_rows_product(graph: ir.Graph, x: ir.Value | None, weights: ir.Value, scales: ir.Value) -> list[ir.Node]:
+    """Multiply rows of activations, rounded to 8 bits, by signed bytes (width, columns), with a scale a column."""
+    assert weights.shape is not None
+    nodes, rounded, row_scales = _rounded_rows(graph, x, int(weights.shape.numpy()[0]), per_node=False)
     one, zero = constant(graph, "ortgpt.one", np.array(1, np.float32)), constant(graph, "ortgpt.zero", _ZERO)
     product = ir.node("MatMulIntegerToFloat", [rounded, weights, one, scales, zero], domain=MICROSOFT)
     return [*nodes, product, ir.node("Mul", [product.outputs[0], row_scales])]
@@ -112,7 +138,7 @@ def fused_rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks)
 
 def rows_gather(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
     """Look up rows of 8-bit integers, one scale a row."""
-    table, scales = _signed(graph, name, blocks, transposed=False)
+    table, scales = signed_rows(graph, name, blocks, transposed=False)
     rows, row_scales = (ir.node("Gather", [value, node.inputs[1]]) for value in (table, scales))
     widened = ir.node("Cast", [rows.outputs[0]], {"to": _FLOAT})
     return [rows, row_scales, widened, ir.node("Mul", [widened.outputs[0], row_scales.outputs[0]])]
@@ -130,27 +156,27 @@ def _rounded_rows(
     largest = ir.node("ReduceMax", [magnitude.outputs[0], last], {"keepdims": 1})
     scales = ir.node("Mul", [largest.outputs[0], constant(graph, "ortgpt.step", np.array(1 / 127, np.float32))])
     nodes = [magnitude, largest, scales]
-    zeros = None if per_node else _zeros_of(graph)
+    name = f"ortgpt.zeros_of_rows.{_rows(x)}"
+    zeros = None if per_node else next((value for node in graph for value in node.outputs if value.name == name), None)
     if zeros is None:
         shape = ir.node("Shape", [largest.outputs[0]])
         expand = ir.node("Expand", [constant(graph, "ortgpt.zero", _ZERO), shape.outputs[0]])
         nodes += [shape, expand]
         zeros = expand.outputs[0]
         if not per_node:
-            zeros.name = _ZEROS
+            zeros.name = name
     bytes_ = ir.node("QuantizeLinear", [x, scales.outputs[0], zeros], {"axis": -1, "block_size": width})
     return [*nodes, bytes_], bytes_.outputs[0], scales.outputs[0]
 
 
-_ZEROS = "ortgpt.zeros_of_rows"
+def _rows(x: ir.Value | None) -> str:
+    """Return the axis of positions: where two activations have the same one, they have as many rows."""
+    if x is None or x.shape is None:
+        raise ExportError(f"the graph does not say the shape of {'an input' if x is None else x.name}")
+    return str(x.shape[1])
 
 
-def _zeros_of(graph: ir.Graph) -> ir.Value | None:
-    """Return the zero points of all rows, which the layers share: they have as many rows each."""
-    return next((value for node in graph for value in node.outputs if value.name == _ZEROS), None)
-
-
-def _signed(graph: ir.Graph, name: str, blocks: Blocks, *, transposed: bool) -> tuple[ir.Value, ir.Value]:
+def signed_rows(graph: ir.Graph, name: str, blocks: Blocks, *, transposed: bool) -> tuple[ir.Value, ir.Value]:
     """Return integers as signed bytes, (rows, width), and scales, (rows, 1); or (width, rows) and (rows,)."""
     table = (blocks.integers[:, 0].astype(np.int16) - 128).astype(np.int8)
     scales = blocks.scales.reshape(-1) if transposed else blocks.scales
@@ -173,12 +199,3 @@ PRODUCTS: Mapping[tuple[str, bool], MakeNodes] = {
     (Flavour.PORTABLE, True): rows_matmul,
 }
 LOOK_UPS: Mapping[str, MakeNodes] = {Flavour.NATIVE: nbits_gather, Flavour.PORTABLE: rows_gather}
-
-
-def constant(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
-    """Return an initializer of this name, made of `array` unless it is there."""
-    if name not in graph.initializers:
-        tensor = ir.tensor(array, name=name)
-        shape, kind = ir.Shape(array.shape), ir.TensorType(tensor.dtype)
-        graph.register_initializer(ir.Value(name=name, shape=shape, type=kind, const_value=tensor))
-    return graph.initializers[name]

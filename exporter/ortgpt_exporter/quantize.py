@@ -113,11 +113,11 @@ def quantize_graph(model: ir.Model, recipe: Recipe, hessian_of: FindHessian | No
             report.quantized[kind] = report.quantized.get(kind, 0) + 1
         by_rows = rounding.block_size is None
         make = LOOK_UPS[recipe.flavour] if _is_look_up(node) else PRODUCTS[recipe.flavour, by_rows]
-        _replace(model.graph, node, make(model.graph, node, name, made[name, rounding]))
+        replace_node(model.graph, node, make(model.graph, node, name, made[name, rounding]))
         if not initializers[name].uses():
             del initializers[name]  # a large model's matrices need not all be there at once
             made = {key: blocks for key, blocks in made.items() if key[0] != name}
-    _raise_versions(model)
+    raise_versions(model)
     return report
 
 
@@ -135,21 +135,26 @@ def _is_look_up(node: ir.Node) -> bool:
 
 
 def _round(matrix: npt.NDArray[np.float32], rounding: Rounding, name: str, hessian_of: FindHessian | None) -> Blocks:
-    block_size = matrix.shape[1] if rounding.block_size is None else rounding.block_size
+    width = matrix.shape[1]
+    if rounding.row_scales:
+        whole = quantize_blocks(matrix, bits=rounding.bits, block_size=width, method=rounding.method)
+        return whole.split(rounding.block_size or width)
+    block_size = rounding.block_size or width
     if rounding.method != GPTQ:
         return quantize_blocks(matrix, bits=rounding.bits, block_size=block_size, method=rounding.method)
     assert hessian_of is not None
     return quantize_gptq(matrix, hessian_of(name), bits=rounding.bits, block_size=block_size)
 
 
-def _replace(graph: ir.Graph, node: ir.Node, nodes: list[ir.Node]) -> None:
+def replace_node(graph: ir.Graph, node: ir.Node, nodes: list[ir.Node]) -> None:
+    """Put `nodes` in place of a node, the last of them with its name and result."""
     new = nodes[-1]
     new.name = node.name
     new.outputs[0].shape, new.outputs[0].type = node.outputs[0].shape, node.outputs[0].type
     ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, [node.outputs[0]], [new.outputs[0]])
 
 
-def _raise_versions(model: ir.Model) -> None:
+def raise_versions(model: ir.Model) -> None:
     """Declare the opset of blocks, where they are used."""
     blocked = {"QuantizeLinear", "DequantizeLinear"}
     if any(node.op_type in blocked and node.domain == "" for node in model.graph):

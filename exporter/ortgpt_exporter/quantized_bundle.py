@@ -31,7 +31,7 @@ from ortgpt_exporter.evidence import (
     sample_rows,
 )
 from ortgpt_exporter.quantize import Report
-from ortgpt_exporter.quantized_files import check_source, open_quantized, source_widths, write_quantized
+from ortgpt_exporter.quantized_files import check_source, graphs_in, open_quantized, source_widths, write_quantized
 from ortgpt_exporter.recipe import BITS, BLOCK_SIZES, DYNAMIC, GPTQ, Recipe, check_choice, make_recipe
 from ortgpt_exporter.steps import OnProgress, Progress, Steps
 from ortgpt_exporter.texts import LEAST_MEASURED, Text, TextRows, read_text, read_utf8, rows_to_measure, spread_rows
@@ -46,6 +46,8 @@ _WIDENED = (4, 2)  # after a failed gate in 4 bits, one in so many matrices gets
 class Quantization:
     """What is asked for; None is chosen (see recipe.make_recipe).
 
+    `fast_prefill` adds a graph for prompts, which multiplies whole rows of bytes. In int8 it reads the decoder's, whose
+    blocks then share a scale in each row, unless method or block_size is given; otherwise it has bytes of its own.
     `calibration` is the UTF-8 file that the method gptq reads: it wants one, and no other method takes one. `eval_text`
     is the file to measure on, by default 2,048 tokens drawn from the float32 model itself. The gate: the bundle is
     written only if the ratio of perplexities, and the mean KL divergence in nats where given, are no more than these.
@@ -55,6 +57,7 @@ class Quantization:
     method: str | None = None
     block_size: int | None = None
     head_dtype: str | None = None
+    fast_prefill: bool = False
     calibration: str | Path | None = None
     eval_text: str | Path | None = None
     max_perplexity_ratio: float | None = None
@@ -128,6 +131,7 @@ def check_quantization(quantization: Quantization, flavour: str) -> None:
         method=quantization.method,
         block_size=quantization.block_size,
         head_dtype=quantization.head_dtype,
+        fast_prefill=quantization.fast_prefill,
     )
     if method in DYNAMIC:
         check_optimum()
@@ -150,6 +154,7 @@ def recipe_for(source: Bundle, asked: Quantization) -> Recipe:
         method=asked.method,
         block_size=asked.block_size,
         head_dtype=asked.head_dtype,
+        fast_prefill=asked.fast_prefill,
     )
 
 
@@ -278,6 +283,7 @@ def _manifest(
         parameters["calibration"] = {"text": calibration.name, "tokens": calibration.tokens}
     return replace(
         source.manifest,
+        graphs=graphs_in(source, folder),
         precision=Precision(dtype=recipe.dtype, recipe=recipe.name, parameters=parameters, promise=promise),
         files=describe_files(folder, [path.name for path in folder.iterdir()]),
         verification=(),

@@ -13,13 +13,16 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from ortgpt.bundle import Bundle
-from ortgpt.contract import DType, File, Target
+from ortgpt.contract import DType, File, Role, Target
 from ortgpt.engine import Engine
+from ortgpt.manifest import GraphSpec
+from ortgpt.prefill import find_prefill
 from ortgpt.session import Device, open_graph
 from ortgpt_exporter.bundle_folder import save_graph
 from ortgpt_exporter.calibrate import Calibration
 from ortgpt_exporter.dynamic import quantize_dynamic
 from ortgpt_exporter.errors import ExportError
+from ortgpt_exporter.prefill_graph import write_prefill
 from ortgpt_exporter.quantize import (
     FindHessian,
     Report,
@@ -83,6 +86,8 @@ def write_quantized(
         del hessian_of  # and with it the float32 network that it ran
         ir.external_data.load_to_model(model)  # what was not quantised may lie in the source's own file of weights
         save_graph(model, folder, recipe.flavour, external_data=external_data)
+        if recipe.fast_prefill:
+            write_prefill(folder)
     for name in source.manifest.files.keys() - _NOT_COPIED:
         shutil.copyfile(source.path / name, folder / name)
     return report
@@ -101,6 +106,15 @@ def _hessians(
 
 def open_quantized(source: Bundle, folder: Path) -> Engine:
     """Open what write_quantized() wrote, for the CPU."""
-    draft = replace(source, path=folder)
-    session = open_graph(draft, source.manifest.graphs[0], Device(Target.CPU))
-    return Engine(session, source.config, masked_tokens=source.manifest.masked_tokens)
+    draft = replace(source, path=folder, manifest=replace(source.manifest, graphs=graphs_in(source, folder)))
+    session = open_graph(draft, draft.manifest.graphs[0], Device(Target.CPU))
+    prefill = find_prefill(draft, session)
+    return Engine(session, source.config, masked_tokens=source.manifest.masked_tokens, prefill=prefill)
+
+
+def graphs_in(source: Bundle, folder: Path) -> tuple[GraphSpec, ...]:
+    """Return what the manifest says of the graphs that write_quantized() wrote."""
+    decoder = source.manifest.graphs[0]
+    if not (folder / File.PREFILL).exists():
+        return (decoder,)
+    return decoder, replace(decoder, role=Role.PREFILL, file=File.PREFILL)

@@ -30,11 +30,15 @@ _W8A8_HEAD_BLOCK = 32
 
 @dataclass(frozen=True)
 class Rounding:
-    """Bits, weights to a scale (None: a whole row of the matrix), and method, for one matrix."""
+    """Bits, weights to a block (None: a whole row of the matrix), and method, for one matrix.
+
+    With `row_scales` all blocks of a row have the same scale.
+    """
 
     bits: int
     block_size: int | None
     method: str
+    row_scales: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,8 @@ class Recipe:
     """How the matrices of one graph are rounded. The embedding, which is the head, has blocks and bits of its own.
 
     A block size of None is one scale for each row of a matrix. `wider` names matrices that get 8 bits although `dtype`
-    is int4. `flavour` is that of the graph.
+    is int4. `fast_prefill` asks for a graph for prompts, and `row_scales` lets that read the layers' bytes. `flavour`
+    is that of the graph.
     """
 
     flavour: str
@@ -51,6 +56,8 @@ class Recipe:
     block_size: int | None
     head_block_size: int | None
     head_dtype: str
+    fast_prefill: bool = False
+    row_scales: bool = False
     wider: tuple[str, ...] = ()
 
     @property
@@ -68,7 +75,7 @@ class Recipe:
         if self.head_block_size is not None:
             values |= {"head_block_size": self.head_block_size, "head_dtype": self.head_dtype}
         if self.name == RecipeName.WEIGHT_BLOCKS:
-            values["wider"] = list(self.wider)
+            values |= {"wider": list(self.wider), "fast_prefill": self.fast_prefill, "row_scales": self.row_scales}
         return values
 
     @property
@@ -81,6 +88,8 @@ class Recipe:
             words.append(f"of the head {self.head_block_size}")
         if self.head_dtype != self.dtype:
             words.append(f"head {self.head_dtype}")
+        if self.fast_prefill:
+            words.append("fast prefill")
         return ", ".join(words)
 
     def rounding_of(self, name: str, *, look_up: bool) -> Rounding:
@@ -94,11 +103,17 @@ class Recipe:
             # Standard operators multiply and look up bytes by rows; blocks of bytes would be widened in each step.
             bits, block_size = 8, None
         search = block_size is None or name == POSITIONS or self.method == W8A8
-        return Rounding(bits, block_size, SEARCH if search else self.method)
+        return Rounding(bits, block_size, SEARCH if search else self.method, self.row_scales and not embedding)
 
 
 def check_choice(
-    *, flavour: str, dtype: str, method: str | None, block_size: int | None, head_dtype: str | None
+    *,
+    flavour: str,
+    dtype: str,
+    method: str | None,
+    block_size: int | None,
+    head_dtype: str | None,
+    fast_prefill: bool = False,
 ) -> str:
     """Return the method, chosen where it is None. Raises ExportError for what no network could be quantised by."""
     accepted = ACCEPTED_METHODS.get((flavour, dtype))
@@ -111,6 +126,10 @@ def check_choice(
     if given and method in (W8A8, *DYNAMIC):
         raise ExportError(
             f"{' and '.join(given)} would have no effect (accepted with the methods in blocks, not {method})"
+        )
+    if fast_prefill and (flavour != Flavour.NATIVE or method == W8A8):
+        raise ExportError(
+            f"fast_prefill would have no effect (accepted with {Flavour.NATIVE} graphs and the methods in blocks)"
         )
     faults = [
         f"{name} = {value!r} (accepted: {', '.join(map(str, choices))})"
@@ -130,12 +149,21 @@ def make_recipe(
     method: str | None,
     block_size: int | None,
     head_dtype: str | None,
+    fast_prefill: bool = False,
 ) -> Recipe:
     """Return the recipe for matrices whose rows have these widths, by name; what is None is chosen.
 
     Raises ExportError as check_choice() does, or where blocks do not divide every width.
     """
-    method = check_choice(flavour=flavour, dtype=dtype, method=method, block_size=block_size, head_dtype=head_dtype)
+    row_scales = fast_prefill and dtype == DType.INT8 and method is None and block_size is None
+    method = check_choice(
+        flavour=flavour,
+        dtype=dtype,
+        method=method,
+        block_size=block_size,
+        head_dtype=head_dtype,
+        fast_prefill=fast_prefill,
+    )
     head_dtype = head_dtype or dtype
     by_rows = method in (W8A8, *DYNAMIC)
     if by_rows and flavour == Flavour.PORTABLE:
@@ -149,7 +177,14 @@ def make_recipe(
         most = _W8A8_HEAD_BLOCK if by_rows else _HEAD_BLOCKS[head_dtype]
         head = block_size or next(size for size in fitting if size <= most)
     return Recipe(
-        flavour=flavour, dtype=dtype, method=method, block_size=usual, head_block_size=head, head_dtype=head_dtype
+        flavour=flavour,
+        dtype=dtype,
+        method=method,
+        block_size=usual,
+        head_block_size=head,
+        head_dtype=head_dtype,
+        fast_prefill=fast_prefill,
+        row_scales=row_scales,
     )
 
 

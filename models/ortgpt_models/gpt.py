@@ -84,6 +84,11 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).reshape(batch, seq, n_head * head_dim)
 
 
+def pick(x: Tensor, places: Tensor | None) -> Tensor:
+    """Return the positions `places`, int64 (batch, count), of (batch, seq, width); all of them where that is None."""
+    return x if places is None else x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))
+
+
 class Conv1D(nn.Module):
     """A linear layer whose weight is stored (in, out), the way GPT-2 checkpoints have it."""
 
@@ -105,9 +110,10 @@ class Attention(nn.Module):
         self.c_proj = Conv1D(config.n_embd, config.n_embd)
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend, places: Tensor | None = None) -> Tensor:
+        """Map (batch, seq, n_embd) to (batch, seq, n_embd), or to the positions that pick() takes."""
         qkv = self.c_attn(x)  # (batch, seq, 3 × n_embd)
-        out: Tensor = self.resid_dropout(self.c_proj(attend(self.layer_index, qkv, self.scale)))
+        out: Tensor = self.resid_dropout(self.c_proj(pick(attend(self.layer_index, qkv, self.scale), places)))
         return out
 
 
@@ -134,8 +140,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        x = x + self.attn(self.ln_1(x), attend)
+    def forward(self, x: Tensor, attend: Attend, places: Tensor | None = None) -> Tensor:
+        """Map (batch, seq, n_embd) to the same, or to the positions that pick() takes: all are still attended to."""
+        x = pick(x, places) + self.attn(self.ln_1(x), attend, places)
         out: Tensor = x + self.mlp(self.ln_2(x))
         return out
 
@@ -200,9 +207,9 @@ class GPT(nn.Module):
             start = attend.length if isinstance(attend, KVCache) else 0
             position_ids = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)
         x = self.drop(self.wte(input_ids) + self.wpe(position_ids))  # (batch, seq, n_embd)
-        for block in self.h:
-            x = block(x, attend)
-        if logit_positions is not None:
-            x = x.gather(1, logit_positions[..., None].expand(-1, -1, x.shape[2]))  # (batch, logit_count, n_embd)
+        last = len(self.h) - 1
+        for index, block in enumerate(self.h):
+            # Behind the last layer's attention, nothing is computed for a position whose logits nobody wants.
+            x = block(x, attend, logit_positions if index == last else None)
         out: Tensor = self.ln_f(x)
         return out

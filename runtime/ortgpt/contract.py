@@ -6,7 +6,7 @@ The only module in which these strings stand. It holds names, no behaviour beyon
 from __future__ import annotations
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 1  # 1: evidence, and graphs without a cache
+FORMAT_MINOR = 2  # 1: evidence, and graphs without a cache; 2: a graph for prompts
 MINIMUM_ONNXRUNTIME = "1.23.2"
 
 
@@ -15,6 +15,8 @@ class File:
 
     MANIFEST = "ortgpt.json"
     MODEL = "model.onnx"
+    PREFILL = "prefill.onnx"  # for many tokens at once; reads what it can of the decoder's weights
+    PREFILL_DATA = "prefill.onnx.data"  # the weights that it does not share with the decoder
     SELECT = "select.onnx"  # picks the best logits on the device that computed them
     MODEL_DATA = "model.onnx.data"  # the weights, where they are too large for the graph's own file
     CONFIG = "config.json"
@@ -216,6 +218,7 @@ class Role:
     """What a graph computes. A bundle may later hold graphs of further roles; the runtime passes over unknown ones."""
 
     DECODER = "decoder"  # serves prefill and decode alike
+    PREFILL = "prefill"  # the decoder's function, tensors and cache; faster for many tokens at once
     SELECTOR = "selector"  # the largest logits of each row, after the repetition penalty
 
 

@@ -14,6 +14,7 @@ from ortgpt.bundle import ModelConfig
 from ortgpt.cache import Cache, FixedCache, new_cache
 from ortgpt.call import Call, Logits, new_call
 from ortgpt.errors import ContextLengthError, NonFiniteLogitsError
+from ortgpt.prefill import LEAST_TOKENS, Prefill
 from ortgpt.selector import Selector, SelectorCall
 from ortgpt.session import Session
 
@@ -61,10 +62,17 @@ class Engine:
     """Run one open graph. Holds no state of a generation: several threads may use it at once."""
 
     def __init__(
-        self, session: Session, config: ModelConfig, *, masked_tokens: int = 0, selector: Selector | None = None
+        self,
+        session: Session,
+        config: ModelConfig,
+        *,
+        masked_tokens: int = 0,
+        prefill: Prefill | None = None,
+        selector: Selector | None = None,
     ) -> None:
         self.session = session
         self.config = config
+        self.prefill_graph = prefill
         self.selector = selector
         self.allowed_vocab_size = config.vocab_size - masked_tokens
 
@@ -80,7 +88,9 @@ class Engine:
 
     def new_call(self, cache: Cache, *, sequence_length: int = 1, logit_count: int = 1) -> Call:
         """Make a call of this shape over `cache`; by default a decode step."""
-        return new_call(self.session, self.config, cache, sequence_length=sequence_length, logit_count=logit_count)
+        many = cache.batch_size * sequence_length >= LEAST_TOKENS and sequence_length > 1
+        session = self.prefill_graph.session() if self.prefill_graph and many else self.session
+        return new_call(session, self.config, cache, sequence_length=sequence_length, logit_count=logit_count)
 
     def check_context(self, rows: Sequence[Row]) -> None:
         """Raise ContextLengthError, with the numbers, when prompt and new tokens of a row exceed the context."""

@@ -20,6 +20,7 @@ from ortgpt.engine import Engine, Row, Timings
 from ortgpt.errors import BundleError, ClosedError, OptionError, PromptError
 from ortgpt.options import GenerationOptions, read_generation_config
 from ortgpt.picker import Picker
+from ortgpt.prefill import find_prefill
 from ortgpt.scoring import Score, score_ids
 from ortgpt.selector import open_selector
 from ortgpt.session import open_session
@@ -92,7 +93,8 @@ def load(
             f"{bundle.path}: the tokenizer has {tokenizer.vocab_size} ids, but the model has "
             f"{bundle.config.vocab_size} rows of which {masked} are masked; export it anew"
         )
-    engine = Engine(session, bundle.config, masked_tokens=masked, selector=selector)
+    prefill = find_prefill(bundle, session)
+    engine = Engine(session, bundle.config, masked_tokens=masked, prefill=prefill, selector=selector)
     return Generator(bundle, engine, tokenizer)
 
 

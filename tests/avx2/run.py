@@ -19,7 +19,8 @@ import onnx_ir as ir
 import ortgpt
 from ortgpt_exporter import Quantization, export_bundle, quantize_bundle
 from ortgpt_exporter.blocks import Blocks
-from ortgpt_exporter.integer_nodes import constant, nbits_matmul
+from ortgpt_exporter.initializers import constant
+from ortgpt_exporter.integer_nodes import nbits_matmul
 
 WIDTH, OUT = 256, 64
 TEXT = "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of"

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from ortgpt_exporter.blocks import quantize_blocks
-from ortgpt_exporter.integer_nodes import constant
+from ortgpt_exporter.initializers import constant
 from ortgpt_exporter.quantize import quantize_graph
 from ortgpt_exporter.recipe import make_recipe
 

@@ -1,0 +1,71 @@
+"""Make the graph for prompts of a bundle whose decoder multiplies in blocks: its products are of whole rows of bytes.
+
+A decode step waits for the memory, and wants the fewest bytes; a long prompt waits for the multiplier, which is fastest
+where a row of activations and a row of the matrix have one scale each. Rounds what the decoder's integers stand for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from ortgpt.contract import File
+from ortgpt_exporter.blocks import SEARCH, Blocks, quantize_blocks
+from ortgpt_exporter.initializers import constant, initializer, same_bytes
+from ortgpt_exporter.integer_nodes import fused_rows_product, signed_rows, unpacked
+from ortgpt_exporter.quantize import raise_versions, replace_node
+from ortgpt_exporter.recipe import EMBEDDING
+
+_FLIP = np.array(-128, np.int8)  # turns bytes around 128 into signed ones
+
+
+def write_prefill(folder: Path) -> None:
+    """Write the graph for prompts beside the decoder in `folder`, whose weights it reads where their bytes will do."""
+    model = ir.load(folder / File.MODEL)
+    own: list[ir.Value] = []
+    for node in list(model.graph):
+        integers = node.inputs[1] if node.op_type == "MatMulNBits" else None
+        if integers is None or integers.name is None or integers.name.startswith(EMBEDDING):
+            continue  # the head computes few rows of a prompt
+        name, blocks = integers.name.rpartition(".")[0], unpacked(node)
+        before: list[ir.Node] = []
+        if _has_whole_rows(blocks):
+            before = _signed_columns(model.graph, integers, name, blocks)
+            weights = before[-1].outputs[0]
+            scales = constant(model.graph, f"{name}.row_scales", np.ascontiguousarray(blocks.scales[:, 0]))
+        else:
+            matrix = blocks.dequantized()
+            rows = quantize_blocks(matrix, bits=8, block_size=matrix.shape[1], method=SEARCH)
+            weights, scales = signed_rows(model.graph, name, rows, transposed=True)
+            own.append(weights)
+        replace_node(model.graph, node, [*before, *fused_rows_product(model.graph, node.inputs[0], weights, scales)])
+    for value in [value for value in model.graph.initializers.values() if not value.uses()]:
+        del model.graph.initializers[str(value.name)]
+    raise_versions(model)
+    tensors = [value.const_value for value in own if value.const_value is not None]
+    if tensors:
+        stored = ir.external_data.convert_tensors_to_external(tensors, folder, File.PREFILL_DATA)
+        for value, tensor in zip(own, stored, strict=True):
+            value.const_value = tensor
+    ir.save(model, folder / File.PREFILL)
+    onnx.checker.check_model(folder / File.PREFILL)
+
+
+def _has_whole_rows(blocks: Blocks) -> bool:
+    """Tell whether these are bytes around 128 with one scale a row."""
+    return blocks.bits == 8 and blocks.zero_points is None and bool((blocks.scales == blocks.scales[:, :1]).all())
+
+
+def _signed_columns(graph: ir.Graph, integers: ir.Value, name: str, blocks: Blocks) -> list[ir.Node]:
+    """Return the nodes, folded away when the graph is opened, that make signed (width, rows) of the decoder's bytes."""
+    stored = integers.const_value
+    assert isinstance(stored, ir.ExternalTensor)
+    rows, width = len(blocks.integers), blocks.integers[0].size
+    alias = initializer(graph, same_bytes(stored, ir.DataType.INT8, (rows, width), f"{name}.bytes"))
+    flip = ir.node("BitwiseXor", [alias, constant(graph, "ortgpt.flip", _FLIP)])
+    turn = ir.node("Transpose", [flip.outputs[0]], {"perm": [1, 0]})
+    turn.outputs[0].shape, turn.outputs[0].type = ir.Shape((width, rows)), alias.type
+    return [flip, turn]
