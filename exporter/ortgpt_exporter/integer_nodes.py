@@ -21,7 +21,10 @@ from ortgpt_exporter.initializers import constant
 MakeNodes = Callable[[ir.Graph, ir.Node, str, Blocks], list[ir.Node]]
 
 _ACCURACY_LEVEL = 4  # compute in int8: twice as fast as the default, which widens the weights
-_ZERO = np.array(128, np.uint8)  # of activations: signed ones would miss the fast kernel
+_ZERO = 128  # the byte that stands for zero in activations: signed ones would miss the fast kernel
+# What a GELU returns is never below this, so that fewer bytes are needed for what is negative.
+_GELUS, _GELU_LEAST = ("Gelu", "FastGelu"), 0.1701
+_GELU_ZERO = 32
 _FLOAT = ir.DataType.FLOAT
 
 
@@ -108,14 +111,15 @@ def dequantized_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks
 
 def rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
     """Multiply 8-bit activations, one scale a row, by 8-bit weights, one scale a column; standard operators."""
-    nodes, rounded, row_scales = _rounded_rows(graph, node.inputs[0], blocks.block_size, per_node=is_transposed(node))
+    per_node = is_transposed(node)
+    nodes, rounded, row_scales, zero = _rounded_rows(graph, node.inputs[0], blocks.block_size, per_node=per_node)
     weights, scales = signed_rows(graph, name, blocks, transposed=not is_transposed(node))
     if is_transposed(node):  # the look-up reads the same tensors
         nodes.append(ir.node("Transpose", [weights], {"perm": [1, 0]}))
         weights = nodes[-1].outputs[0]
         nodes.append(ir.node("Reshape", [scales, constant(graph, "ortgpt.flat", np.array([-1]))]))
         scales = nodes[-1].outputs[0]
-    product = ir.node("MatMulInteger", [rounded, weights, constant(graph, "ortgpt.zero", _ZERO)])
+    product = ir.node("MatMulInteger", [rounded, weights, zero])
     widened = ir.node("Cast", [product.outputs[0]], {"to": _FLOAT})
     by_row = ir.node("Mul", [widened.outputs[0], row_scales])
     return [*nodes, product, widened, by_row, ir.node("Mul", [by_row.outputs[0], scales])]
@@ -130,8 +134,9 @@ def fused_rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks)
 def fused_rows_product(graph: ir.Graph, x: ir.Value | None, weights: ir.Value, scales: ir.Value) -> list[ir.Node]:
     """Multiply rows of activations, rounded to 8 bits, by signed bytes (width, columns), with a scale a column."""
     assert weights.shape is not None
-    nodes, rounded, row_scales = _rounded_rows(graph, x, int(weights.shape.numpy()[0]), per_node=False)
-    one, zero = constant(graph, "ortgpt.one", np.array(1, np.float32)), constant(graph, "ortgpt.zero", _ZERO)
+    width = int(weights.shape.numpy()[0])
+    nodes, rounded, row_scales, zero = _rounded_rows(graph, x, width, per_node=False)
+    one = constant(graph, "ortgpt.one", np.array(1, np.float32))
     product = ir.node("MatMulIntegerToFloat", [rounded, weights, one, scales, zero], domain=MICROSOFT)
     return [*nodes, product, ir.node("Mul", [product.outputs[0], row_scales])]
 
@@ -146,27 +151,38 @@ def rows_gather(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> li
 
 def _rounded_rows(
     graph: ir.Graph, x: ir.Value | None, width: int, *, per_node: bool
-) -> tuple[list[ir.Node], ir.Value, ir.Value]:
-    """Return the nodes that round each row of `x` to bytes around 128, the bytes, and the scale of each row.
+) -> tuple[list[ir.Node], ir.Value, ir.Value, ir.Value]:
+    """Return the nodes that round each row of `x` to bytes, the bytes, the scale of each row, and the byte of zero.
 
     A row of zeros has the scale 0: whatever its bytes are, the products are 0 again.
     """
-    magnitude = ir.node("Abs", [x])
     last = constant(graph, "ortgpt.last", np.array([-1]))
-    largest = ir.node("ReduceMax", [magnitude.outputs[0], last], {"keepdims": 1})
-    scales = ir.node("Mul", [largest.outputs[0], constant(graph, "ortgpt.step", np.array(1 / 127, np.float32))])
-    nodes = [magnitude, largest, scales]
-    name = f"ortgpt.zeros_of_rows.{_rows(x)}"
+    nodes: list[ir.Node] = []
+    producer = None if x is None else x.producer()
+    if producer is not None and producer.op_type in _GELUS:
+        zero, least = _GELU_ZERO, _GELU_LEAST
+        largest = ir.node("ReduceMax", [x, last], {"keepdims": 1})
+        floor = constant(graph, "ortgpt.gelu_floor", np.array(least * (255 - zero) / zero, np.float32))
+        nodes += [largest, ir.node("Max", [largest.outputs[0], floor])]
+    else:
+        zero = _ZERO
+        magnitude = ir.node("Abs", [x])
+        nodes += [magnitude, ir.node("ReduceMax", [magnitude.outputs[0], last], {"keepdims": 1})]
+    step = constant(graph, f"ortgpt.step.{zero}", np.array(1 / (255 - zero), np.float32))
+    scales = ir.node("Mul", [nodes[-1].outputs[0], step])
+    nodes.append(scales)
+    point = constant(graph, f"ortgpt.zero.{zero}", np.array(zero, np.uint8))
+    name = f"ortgpt.zeros_of_rows.{_rows(x)}.{zero}"
     zeros = None if per_node else next((value for node in graph for value in node.outputs if value.name == name), None)
     if zeros is None:
-        shape = ir.node("Shape", [largest.outputs[0]])
-        expand = ir.node("Expand", [constant(graph, "ortgpt.zero", _ZERO), shape.outputs[0]])
+        shape = ir.node("Shape", [scales.outputs[0]])
+        expand = ir.node("Expand", [point, shape.outputs[0]])
         nodes += [shape, expand]
         zeros = expand.outputs[0]
         if not per_node:
             zeros.name = name
     bytes_ = ir.node("QuantizeLinear", [x, scales.outputs[0], zeros], {"axis": -1, "block_size": width})
-    return [*nodes, bytes_], bytes_.outputs[0], scales.outputs[0]
+    return [*nodes, bytes_], bytes_.outputs[0], scales.outputs[0], point
 
 
 def _rows(x: ir.Value | None) -> str:
