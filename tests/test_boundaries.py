@@ -102,9 +102,9 @@ def values(*groups: type) -> set[str]:
 
 
 TENSORS = values(contract.Tensor) | {contract.File.MANIFEST, contract.File.MODEL}
-# "id" is a key of tokenizer.json too, "inputs" and "outputs" of genai_config.json; "sha256" and "size" are what
-# load(verify=...) takes.
-KEYS = values(contract.Key, contract.Axis) - {"id", "inputs", "outputs", "sha256", "size"}
+# "id" is a key of tokenizer.json too, "inputs" and "outputs" of genai_config.json, "name" of ONNX Runtime's profiles;
+# "sha256" and "size" are what load(verify=...) takes.
+KEYS = values(contract.Key, contract.Axis) - {"id", "inputs", "outputs", "name", "sha256", "size"}
 # The models know no bundle; "dtype", say, is there a key of Hugging Face's config.json.
 OF_CONTRACT = {RUNTIME: TENSORS | KEYS, EXPORTER: TENSORS | KEYS, MODELS: TENSORS}
 

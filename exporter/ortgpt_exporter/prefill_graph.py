@@ -39,7 +39,7 @@ def write_prefill(folder: Path) -> None:
         else:
             matrix = blocks.dequantized()
             rows = quantize_blocks(matrix, bits=8, block_size=matrix.shape[1], method=SEARCH)
-            weights, scales = signed_rows(model.graph, name, rows, transposed=True)
+            weights, scales = signed_rows(model.graph, f"{name}.rows", rows, transposed=True)
             own.append(weights)
         replace_node(model.graph, node, [*before, *fused_rows_product(model.graph, node.inputs[0], weights, scales)])
     for value in [value for value in model.graph.initializers.values() if not value.uses()]:

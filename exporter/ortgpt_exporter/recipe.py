@@ -75,7 +75,9 @@ class Recipe:
         if self.head_block_size is not None:
             values |= {"head_block_size": self.head_block_size, "head_dtype": self.head_dtype}
         if self.name == RecipeName.WEIGHT_BLOCKS:
-            values |= {"wider": list(self.wider), "fast_prefill": self.fast_prefill, "row_scales": self.row_scales}
+            values["wider"] = list(self.wider)
+        if self.fast_prefill:
+            values |= {"fast_prefill": True, "row_scales": self.row_scales}
         return values
 
     @property

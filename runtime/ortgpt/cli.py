@@ -219,6 +219,19 @@ def _some(names: list[str]) -> str:
 
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--threads", type=int, help="CPU threads. [default: the CPUs this process may use]")
+def bench(bundle: Path, as_json: bool, device: str, threads: int | None) -> None:
+    """Measure BUNDLE on this machine: speed, start, memory, and where the time goes. Takes up to a minute."""
+    from ortgpt.bench import bench_bundle, bench_lines
+
+    found = bench_bundle(bundle, device=device, threads=threads)
+    click.echo(json.dumps(dataclasses.asdict(found)) if as_json else "\n".join(bench_lines(found)))
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
 def seal(bundle: Path) -> None:
     """State the present hashes of BUNDLE's files, after an edit by hand of generation_config.json, say."""
     changed = seal_bundle(bundle)

@@ -69,12 +69,13 @@ def load(
     if verify not in ("sha256", "size"):
         raise OptionError(f"verify = {verify!r} (accepted: sha256, size)")
     bundle = open_bundle(path)
-    with ThreadPoolExecutor(1) as background:
+    with ThreadPoolExecutor(2) as background:
+        reading = background.submit(Tokenizer.load, bundle.path)
         hashes = background.submit(bundle.verify_hashes) if verify == "sha256" else None
         try:
             session = open_session(bundle, device=device, threads=threads)
             selector = open_selector(bundle, session)
-            tokenizer = Tokenizer.load(bundle.path)
+            tokenizer = reading.result()
         except Exception:
             if hashes is not None:
                 hashes.result()  # a damaged file is the better reason

@@ -13,7 +13,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-_NUCLEUS_GUESS = 1024  # tokens looked at first for a nucleus; most are smaller
+_DRAW_BLOCK = 256  # probabilities that are added up at once to find where a number falls
 
 
 def penalize_repetition(logits: Floats, token_ids: Ids, penalty: float) -> None:
@@ -31,7 +31,7 @@ def forbid(logits: Floats, token_ids: Iterable[int]) -> None:
 
 
 def candidates(logits: Floats, *, temperature: float, top_k: int, top_p: float) -> tuple[Ids, Floats]:
-    """Return the ids that may be drawn and their probabilities; most likely first, if any were cut off.
+    """Return the ids that may be drawn and their probabilities: with `top_k` the most likely first, else in order.
 
     Temperature, then the `top_k` largest (0: all; ties with the k-th stay), then the smallest set of the most likely
     ones whose probabilities reach `top_p`, at least one. `logits` is (vocab_size,) and stays as it is.
@@ -47,18 +47,26 @@ def candidates(logits: Floats, *, temperature: float, top_k: int, top_p: float) 
         ids = np.flatnonzero(logits >= _kth_largest(logits, top_k))
         ids = ids[np.argsort(-logits[ids], kind="stable")]
         probabilities = _softmax(logits[ids], largest, temperature)
-        kept = _nucleus_size(probabilities, top_p)
+        kept = min(_nucleus_size(probabilities, top_p), int(np.count_nonzero(probabilities)))
         ids, probabilities = ids[:kept], probabilities[:kept]
-    possible = int(np.count_nonzero(probabilities))  # sorted: the impossible ones are last
-    probabilities = probabilities[:possible]
-    return ids[:possible], probabilities / probabilities.sum()
+    return ids, probabilities / probabilities.sum()
 
 
 def draw(ids: Ids, probabilities: Floats, rng: np.random.Generator) -> int:
     """Draw one of `ids`, with one uniform number from `rng`."""
-    cumulative = np.cumsum(probabilities, dtype=np.float64)
-    index = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
-    return int(ids[min(index, ids.size - 1)])  # the product may round up to the last sum
+    begin, rest = 0, rng.random() * probabilities.sum(dtype=np.float64)
+    if probabilities.size > _DRAW_BLOCK:
+        sums = np.add.reduceat(probabilities, np.arange(0, probabilities.size, _DRAW_BLOCK), dtype=np.float64)
+        block, rest = _place(np.cumsum(sums), rest)
+        begin = block * _DRAW_BLOCK
+    within = np.cumsum(probabilities[begin : begin + _DRAW_BLOCK], dtype=np.float64)
+    return int(ids[begin + _place(within, rest)[0]])
+
+
+def _place(cumulative: npt.NDArray[np.float64], number: float) -> tuple[int, float]:
+    """Return the part in which `number` falls, and how far into it."""
+    index = min(int(np.searchsorted(cumulative, number, side="right")), cumulative.size - 1)  # it may be rounded up
+    return index, number - (float(cumulative[index - 1]) if index else 0.0)
 
 
 def greedy(logits: Floats) -> int:
@@ -80,15 +88,24 @@ def _kth_largest(logits: Floats, k: int) -> np.float32:
 
 
 def _nucleus_of_all(probabilities: Floats, top_p: float) -> Ids:
-    """Return the ids of the nucleus of the whole vocabulary, sorting only as much of it as the nucleus needs."""
-    count, size = _NUCLEUS_GUESS, probabilities.size
-    while True:
-        count = min(count, size)
-        ids = np.sort(np.argpartition(probabilities, size - count)[size - count :])
-        if count == size or probabilities[ids].sum() >= top_p:
-            ids = ids[np.argsort(-probabilities[ids], kind="stable")]
-            return ids[: _nucleus_size(probabilities[ids], top_p)]
-        count *= 4
+    """Return the ids of the nucleus of the whole vocabulary, in order, without a sort of it.
+
+    The upper half of a number's bits sorts positive numbers into bins 1/128 of themselves wide. Whole bins are taken
+    from the top, and only the one that reaches `top_p` is sorted.
+    """
+    bins = probabilities.view(np.int32) >> 16
+    bins -= bins.min()
+    reached = np.cumsum(np.bincount(bins, weights=probabilities)[::-1])
+    place = int(np.searchsorted(reached, top_p, side="left"))
+    if place == reached.size:  # all of them together, rounded, are less
+        return np.flatnonzero(probabilities)
+    last = reached.size - 1 - place
+    inside = np.flatnonzero(bins == last)
+    inside = inside[np.argsort(-probabilities[inside], kind="stable")]
+    missing = top_p - (reached[place - 1] if place else 0.0)
+    kept = bins > last
+    kept[inside[: _nucleus_size(probabilities[inside], missing)]] = True
+    return np.flatnonzero(kept)
 
 
 def _nucleus_size(probabilities: Floats, top_p: float) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ortgpt.errors import BundleError
 
 MAX_SIZE_BYTES = 64 * 2**20
+_SURROGATE = re.compile(r"\\u[dD]")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -17,9 +19,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
         size_bytes = path.stat().st_size
         if size_bytes > MAX_SIZE_BYTES:
             raise BundleError(f"{path} has {size_bytes:,} bytes; at most {MAX_SIZE_BYTES:,} are read")
-        value = json.loads(
-            path.read_text(encoding="utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique_keys
-        )
+        text = path.read_text(encoding="utf-8")
+        hook = _whole_texts if _SURROGATE.search(text) else _unique_keys
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=hook)
     except FileNotFoundError:
         raise BundleError(f"{path} is missing") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -35,9 +37,14 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
+def _whole_texts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """As _unique_keys(); half a character, which an escape can make, raises ValueError."""
+    "".join(text for pair in pairs for text in pair if isinstance(text, str)).encode()
+    return _unique_keys(pairs)
+
+
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
-    "".join(text for pair in pairs for text in pair if isinstance(text, str)).encode()  # no lone surrogates
     if len(result) != len(pairs):
         twice = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
         raise ValueError(f"duplicate keys {twice}")

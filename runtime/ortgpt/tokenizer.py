@@ -66,10 +66,11 @@ class Tokenizer:
         begins with `source`, naming what does not fit.
         """
         byte_of = _byte_of_letter()
-        ranked = list(byte_of) + ["".join(pair) for pair in merges]
+        ranked = [*byte_of, *map("".join, merges)]
         faults = [f"byte {byte_of[letter]} is missing" for letter in byte_of if letter not in vocab]
-        faults += [f"merge {_shown(text)} is missing" for text in ranked[len(byte_of) :] if text not in vocab]
-        if len(set(vocab.values())) != len(vocab):
+        faults += [f"merge {_shown(text)} is missing" for text in sorted(set(ranked[len(byte_of) :]) - vocab.keys())]
+        all_ids = set(vocab.values())
+        if len(all_ids) != len(vocab):
             faults.append("two tokens share an id")
         if "" in vocab:
             faults.append("the token '' is empty")
@@ -82,11 +83,11 @@ class Tokenizer:
             shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
             raise BundleError(f"{source} do not make a byte-level BPE: {shown}")
         id_of_rank = [vocab[text] for text in ranked]
-        ranks: dict[bytes, int] = {}
-        for rank, token in enumerate(tokens):
-            ranks.setdefault(token, rank)
+        # Of pairs that join to the same bytes the first counts, and dict() keeps the last.
+        ranks = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
         bytes_of_id = dict(zip(id_of_rank, tokens, strict=True))
-        added = {text: token_id for text, token_id in vocab.items() if token_id not in bytes_of_id}
+        added_ids = all_ids - bytes_of_id.keys()
+        added = {text: token_id for text, token_id in vocab.items() if token_id in added_ids} if added_ids else {}
         bytes_of_id |= {token_id: text.encode() for text, token_id in added.items()}
         same = id_of_rank == list(range(len(id_of_rank)))
         return cls(ranks, None if same else id_of_rank, bytes_of_id, added)
@@ -216,12 +217,13 @@ def read_vocab(path: Path) -> dict[str, int]:
 
 def check_ids(vocab: dict[str, Any], *, source: str) -> dict[str, int]:
     """Return `vocab` if each token in it has an id. Raises BundleError, which begins with `source`."""
-    for token, value in vocab.items():
-        if type(value) is not int or not 0 <= value < MOST_IDS:
-            raise BundleError(
-                f"{source} maps {_shown(token)} to {_shown(value)}, which is no id (accepted: integers from 0 to "
-                f"{MOST_IDS - 1})"
-            )
+    values = vocab.values()
+    if set(map(type, values)) - {int} or min(values, default=0) < 0 or max(values, default=0) >= MOST_IDS:
+        token, value = next(item for item in vocab.items() if type(item[1]) is not int or not 0 <= item[1] < MOST_IDS)
+        raise BundleError(
+            f"{source} maps {_shown(token)} to {_shown(value)}, which is no id (accepted: integers from 0 to "
+            f"{MOST_IDS - 1})"
+        )
     return vocab
 
 
@@ -252,14 +254,13 @@ def parse_merges(text: str, *, source: str) -> list[tuple[str, str]]:
     start = 1 if lines[0].startswith("#version") else 0
     merges = []
     for number, line in enumerate(lines[start:], start + 1):
-        pair = line.rstrip("\r").split(" ")
-        if pair == [""]:
-            continue
-        if len(pair) != 2 or not all(pair):
+        first, _, second = line.rstrip("\r").partition(" ")
+        if first and second and " " not in second:
+            merges.append((first, second))
+        elif line.rstrip("\r"):
             raise BundleError(
                 f"{source} line {number} is {_shown(line)}; expected two tokens with one space between them"
             )
-        merges.append((pair[0], pair[1]))
     return merges
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -211,8 +211,11 @@ def test_products_of_bytes_are_made_exact_where_they_are_not(
         assert seen[0].get_session_config_entry("session.x64quantprecision") == "1"
 
 
-def test_both_wheels_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.30.0")
+def test_both_wheels_installed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("onnxruntime-1.30.0.dist-info", "onnxruntime_gpu-1.30.0.dist-info"):
+        (tmp_path / name).mkdir()
+    spec = importlib.util.spec_from_file_location("onnxruntime", tmp_path / "onnxruntime" / "__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     with pytest.raises(DeviceError, match=r"both installed.*pip uninstall.*pip install ortgpt\[cpu\]"):
         import_onnxruntime("1.23.0")
 
