@@ -207,15 +207,14 @@ def measure_start(entries: list[Entry], *, threads: int, repeats: int) -> None:
                 assert process.stdout is not None
                 line = process.stdout.readline()
                 seconds = time.perf_counter() - started
-                _, status, usage = os.wait4(process.pid, 0)
-                process.returncode = os.waitstatus_to_exitcode(status)
+                peak, _ = process.communicate()
                 errors.seek(0)
                 said = errors.read()
-            if not line:
+            if not line or not peak:
                 entry.failure = last_words(said)
             elif repeat:
                 entry.add(START, seconds)
-                entry.add(MEMORY, usage.ru_maxrss * 1024 / 1e6)
+                entry.add(MEMORY, int(peak) / 1e6)
 
 
 def table(kind: str, entries: list[Entry]) -> list[str]:

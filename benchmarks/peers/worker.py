@@ -2,7 +2,7 @@
 
     SCRIPT convert CHECKPOINT WORK      writes the model in each format; answers {format: {"path": …, "bytes": …}}
     SCRIPT serve PATH FORMAT THREADS    answers each {"prompts": …, "new_tokens": …} on standard input, a JSON a line
-    SCRIPT start PATH FORMAT THREADS TEXT   opens the model, prints the first token behind TEXT, and ends
+    SCRIPT start PATH FORMAT THREADS TEXT   opens the model, prints the first token behind TEXT, then its peak memory
 
 Whatever a library prints goes to standard error.
 """
@@ -56,6 +56,12 @@ def size_of(path: Path) -> int:
     return sum(each.stat().st_size for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())
 
 
+def peak_bytes() -> int:
+    """Return the most memory that this process had; ru_maxrss would count what its parent had when it was made."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024
+
+
 def main(convert: Convert, open_model: Callable[[Path, str, int], Model]) -> None:
     """Answer as the command line asks."""
     answers = os.fdopen(os.dup(1), "w")
@@ -71,6 +77,7 @@ def main(convert: Convert, open_model: Callable[[Path, str, int], Model]) -> Non
     model = open_model(Path(path), form, int(threads))
     if command == "start":
         print(json.dumps(model.first_token(rest[0])), file=answers, flush=True)
+        print(peak_bytes(), file=answers, flush=True)
         return
     for line in sys.stdin:
         ids, first_s, rest_s = model.generate(**json.loads(line))

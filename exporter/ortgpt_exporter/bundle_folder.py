@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ortgpt.bundle import OWN_NAMES
 from ortgpt.contract import File, Flavour
-from ortgpt_exporter.initializers import initializer, same_bytes
+from ortgpt_exporter.head import view_head
 from ortgpt_models.folder import refuse_existing
 
 MAX_GRAPH_BYTES = 1_500_000_000  # of weights within the graph's own file; protobuf ends at 2 GiB
@@ -47,26 +45,8 @@ def save_graph(model: ir.Model, folder: Path, flavour: str, *, external_data: bo
     apart = external_data or flavour == Flavour.NATIVE or weight_bytes(model) > MAX_GRAPH_BYTES
     ir.save(model, folder / File.MODEL, external_data=File.MODEL_DATA if apart else None)
     if flavour == Flavour.NATIVE:
-        _share_reshaped(folder / File.MODEL)
+        view_head(folder / File.MODEL)
     onnx.checker.check_model(folder / File.MODEL)
-
-
-def _share_reshaped(path: Path) -> None:
-    """Let a weight that is stored in one shape and used in another be two, over the same bytes of the weights' file.
-
-    ONNX Runtime would copy it to reshape it, each time the graph is opened.
-    """
-    model = ir.load(path)
-    for node in list(model.graph):
-        stored = node.inputs[0].const_value if node.op_type == "Reshape" and node.inputs[0] is not None else None
-        shape = node.inputs[1].const_value if stored is not None and node.inputs[1] is not None else None
-        if isinstance(stored, ir.ExternalTensor) and isinstance(stored.shape, ir.Shape) and shape is not None:
-            sizes = np.broadcast_to(0, stored.shape.numpy()).reshape(shape.numpy()).shape
-            view = same_bytes(stored, stored.dtype, sizes, f"{stored.name}.reshaped")
-            node.outputs[0].replace_all_uses_with(initializer(model.graph, view))
-            model.graph.remove(node, safe=True)
-    RemoveUnusedNodesPass()(model)
-    ir.save(model, path)
 
 
 def weight_bytes(model: ir.Model) -> int:

@@ -24,8 +24,22 @@ def constant(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
     return graph.initializers[name]
 
 
-def same_bytes(stored: ir.ExternalTensor, dtype: ir.DataType, shape: Sequence[int], name: str) -> ir.ExternalTensor:
-    """Return a tensor of another type or shape over the bytes of one in a file of weights."""
+def same_bytes(
+    stored: ir.ExternalTensor,
+    name: str,
+    *,
+    dtype: ir.DataType | None = None,
+    shape: Sequence[int],
+    begin: int = 0,
+    nbytes: int | None = None,
+) -> ir.ExternalTensor:
+    """Return a tensor of another shape or type over the bytes of one in a file of weights, or over some of them."""
     return ir.ExternalTensor(
-        stored.location, stored.offset, stored.length, dtype, shape=ir.Shape(shape), name=name, base_dir=stored.base_dir
+        stored.location,
+        (stored.offset or 0) + begin,
+        stored.nbytes if nbytes is None else nbytes,
+        stored.dtype if dtype is None else dtype,
+        shape=ir.Shape(shape),
+        name=name,
+        base_dir=stored.base_dir,
     )

@@ -64,7 +64,7 @@ def _signed_columns(graph: ir.Graph, integers: ir.Value, name: str, blocks: Bloc
     stored = integers.const_value
     assert isinstance(stored, ir.ExternalTensor)
     rows, width = len(blocks.integers), blocks.integers[0].size
-    alias = initializer(graph, same_bytes(stored, ir.DataType.INT8, (rows, width), f"{name}.bytes"))
+    alias = initializer(graph, same_bytes(stored, f"{name}.bytes", dtype=ir.DataType.INT8, shape=(rows, width)))
     flip = ir.node("BitwiseXor", [alias, constant(graph, "ortgpt.flip", _FLIP)])
     turn = ir.node("Transpose", [flip.outputs[0]], {"perm": [1, 0]})
     turn.outputs[0].shape, turn.outputs[0].type = ir.Shape((width, rows)), alias.type

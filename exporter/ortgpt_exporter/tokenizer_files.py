@@ -84,7 +84,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     whole = _with_added(folder, vocab, added)
     if len(whole) > len(vocab) or File.VOCAB not in texts:
         texts[File.VOCAB] = json.dumps(whole, ensure_ascii=False)
-    tokenizer = Tokenizer.from_vocab(whole, merges, source=source)
+    tokenizer = Tokenizer.from_vocab(whole, ["".join(pair) for pair in merges], source=source)
     _refuse_unlike(folder, tokenizer, whole, merges)
     own = (folder / File.TOKENIZER).read_text(encoding="utf-8") if "model" in settings else None
     notes = tuple(_notes(settings, config))

@@ -40,11 +40,21 @@ _SAMPLING: dict[str, dict[str, Any]] = {
 }
 _READ_BYTES = 2**28  # more than the caches of a CPU hold
 _STARTS = 3
-# Runs in a process of its own; peak memory is what the system counted there.
+# Runs in a process of its own, and says the most memory it had. Linux counts in ru_maxrss what the process was before
+# it became this one, a copy of its parent, and VmHWM not.
 _START = """
 import sys, ortgpt
 generator = ortgpt.load(sys.argv[1], device=sys.argv[2], threads=int(sys.argv[3]))
 generator.generate("It is a truth universally acknowledged", max_new_tokens=1)
+try:
+    status = dict(line.split(":") for line in open("/proc/self/status"))
+    print(int(status["VmHWM"].split()[0]) * 1024)
+except OSError:
+    try:
+        import resource
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+    except ImportError:
+        print("unknown")
 """
 
 
@@ -176,8 +186,7 @@ def _rates(generator: Generator) -> dict[str, float]:
         for name, options in _SAMPLING.items():
             done = generator.generate(prompt, max_new_tokens=tokens, eos_token_id=[], **options)
             seconds[name].append(done.timings.decode_s)
-    # Of a token's time the draw is a small part, which the median of few rounds would lose in the noise of the rest.
-    return {name: (tokens - 1) / min(found[1:]) for name, found in seconds.items()}
+    return {name: (tokens - 1) / statistics.median(found[1:]) for name, found in seconds.items()}
 
 
 def _start(bundle: Bundle, session: Session) -> tuple[float, float | None]:
@@ -186,21 +195,13 @@ def _start(bundle: Bundle, session: Session) -> tuple[float, float | None]:
     seconds, peaks = [], []
     for _ in range(_STARTS):
         started = time.perf_counter()
-        with tempfile.TemporaryFile() as said:
-            process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-            if hasattr(os, "wait4"):
-                _, status, usage = os.wait4(process.pid, 0)
-                process.returncode = os.waitstatus_to_exitcode(status)
-                # Bytes on macOS, kilobytes elsewhere.
-                peaks.append(usage.ru_maxrss / (1e6 if sys.platform == "darwin" else 1e6 / 1024))
-            else:
-                process.wait()
-            seconds.append(time.perf_counter() - started)
-            if process.returncode:
-                said.seek(0)
-                lines = said.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
-                raise EngineError(f"a process that loads {bundle.path} fails: {lines[-1]}")
-    return statistics.median(seconds), statistics.median(peaks) if peaks else None
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        seconds.append(time.perf_counter() - started)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise EngineError(f"a process that loads {bundle.path} fails: {last}")
+        peaks += [int(word) for word in done.stdout.split() if word.isdecimal()]
+    return statistics.median(seconds), statistics.median(peaks) / 1e6 if peaks else None
 
 
 def _step_bytes(bundle: Bundle, engine: Engine, length: int) -> int:
@@ -213,15 +214,15 @@ def _step_bytes(bundle: Bundle, engine: Engine, length: int) -> int:
 
 
 def read_gb_per_s(threads: int) -> float:
-    """Return how fast `threads` threads read memory, the best of several times."""
+    """Return how fast `threads` threads read memory, in the median of several times."""
     parts = np.array_split(np.ones(_READ_BYTES // 4, np.float32), threads)
-    best = float("inf")
+    seconds = []
     with ThreadPoolExecutor(threads) as pool:
-        for _ in range(6):
+        for _ in range(11):
             started = time.perf_counter()
             list(pool.map(np.max, parts))
-            best = min(best, time.perf_counter() - started)
-    return _READ_BYTES / best / 1e9
+            seconds.append(time.perf_counter() - started)
+    return _READ_BYTES / statistics.median(seconds[1:]) / 1e9
 
 
 def _profile(bundle: Bundle, engine: Engine, graph: GraphSpec, run: Callable[[Engine], object]) -> tuple[Operator, ...]:

@@ -170,10 +170,10 @@ def describe_files(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
 
 def sha256_of(path: Path) -> str:
     """Return the sha256 of a file in hexadecimal."""
-    digest = hashlib.sha256()
+    digest, block = hashlib.sha256(), memoryview(bytearray(2**20))
     with path.open("rb", buffering=0) as file:
-        while block := file.read(2**20):
-            digest.update(block)
+        while count := file.readinto(block):
+            digest.update(block[:count])
     return digest.hexdigest()
 
 

@@ -23,7 +23,7 @@ from ortgpt.picker import Picker
 from ortgpt.prefill import find_prefill
 from ortgpt.scoring import Score, score_ids
 from ortgpt.selector import open_selector
-from ortgpt.session import open_session
+from ortgpt.session import plan_session
 from ortgpt.tokenizer import StopMatcher, TextStream, Tokenizer
 
 _logger = logging.getLogger(__name__)
@@ -70,12 +70,13 @@ def load(
         raise OptionError(f"verify = {verify!r} (accepted: sha256, size)")
     bundle = open_bundle(path)
     with ThreadPoolExecutor(2) as background:
-        reading = background.submit(Tokenizer.load, bundle.path)
         hashes = background.submit(bundle.verify_hashes) if verify == "sha256" else None
         try:
-            session = open_session(bundle, device=device, threads=threads)
+            # Reading the tokenizer keeps the interpreter busy: what opening the graph wants of it comes before.
+            opening = background.submit(plan_session(bundle, device=device, threads=threads))
+            tokenizer = Tokenizer.load(bundle.path)
+            session = opening.result()
             selector = open_selector(bundle, session)
-            tokenizer = reading.result()
         except Exception:
             if hashes is not None:
                 hashes.result()  # a damaged file is the better reason

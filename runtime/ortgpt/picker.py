@@ -13,6 +13,8 @@ from ortgpt import sampling
 from ortgpt.options import ResolvedOptions
 from ortgpt.sampling import Floats, Ids
 
+_ROOM = 256  # ids that the list of those that occurred grows by
+
 
 class Picker:
     """Picks from the logits of the whole vocabulary, or from enough of the largest, penalised already.
@@ -24,7 +26,7 @@ class Picker:
         self._options = options
         self._rng = np.random.default_rng(seed) if options.do_sample else None
         self._seen = set(prompt_ids)
-        self._penalized = np.array(sorted(self._seen), np.int64)
+        self._penalized = np.array(sorted(self._seen), np.int64)  # with room for more behind them
 
     @property
     def penalty(self) -> float:
@@ -36,9 +38,11 @@ class Picker:
         if self.penalty == 1.0:
             return self._penalized[:0]
         if new_ids and new_ids[-1] not in self._seen:
+            if len(self._seen) == self._penalized.size:
+                self._penalized = np.concatenate((self._penalized, np.zeros(_ROOM, np.int64)))
+            self._penalized[len(self._seen)] = new_ids[-1]
             self._seen.add(new_ids[-1])
-            self._penalized = np.append(self._penalized, new_ids[-1])
-        return self._penalized
+        return self._penalized[: len(self._seen)]
 
     @property
     def count(self) -> int | None:
@@ -66,7 +70,7 @@ class Picker:
         if self._rng is None:
             return sampling.greedy(logits)
         options = self._options
-        ids, probabilities = sampling.candidates(
+        ids, weights = sampling.candidates(
             logits, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p
         )
-        return sampling.draw(ids, probabilities, self._rng)
+        return sampling.draw(ids, weights, self._rng)

@@ -13,7 +13,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-_DRAW_BLOCK = 256  # probabilities that are added up at once to find where a number falls
+_BLOCK = 128  # logits of which only the largest is looked at first
+_TINY = np.finfo(np.float32).tiny
+_DRAW_BLOCK = 256  # weights that are added up at once to find where a number falls
 
 
 def penalize_repetition(logits: Floats, token_ids: Ids, penalty: float) -> None:
@@ -31,35 +33,38 @@ def forbid(logits: Floats, token_ids: Iterable[int]) -> None:
 
 
 def candidates(logits: Floats, *, temperature: float, top_k: int, top_p: float) -> tuple[Ids, Floats]:
-    """Return the ids that may be drawn and their probabilities: with `top_k` the most likely first, else in order.
+    """Return the ids that may be drawn and, in proportion to their probabilities, their weights.
 
     Temperature, then the `top_k` largest (0: all; ties with the k-th stay), then the smallest set of the most likely
-    ones whose probabilities reach `top_p`, at least one. `logits` is (vocab_size,) and stays as it is.
+    ones whose probabilities reach `top_p`, at least one. With `top_k` the most likely come first, else ids are in
+    order. `logits` is (vocab_size,) and stays as it is.
     """
-    largest = logits.max()
-    if not top_k or top_k >= logits.size:
-        probabilities = _softmax(logits, largest, temperature)
-        if top_p == 1.0:
-            return np.arange(logits.size), probabilities
-        ids = _nucleus_of_all(probabilities, top_p)
-        probabilities = probabilities[ids]
-    else:
-        ids = np.flatnonzero(logits >= _kth_largest(logits, top_k))
-        ids = ids[np.argsort(-logits[ids], kind="stable")]
-        probabilities = _softmax(logits[ids], largest, temperature)
-        kept = min(_nucleus_size(probabilities, top_p), int(np.count_nonzero(probabilities)))
-        ids, probabilities = ids[:kept], probabilities[:kept]
-    return ids, probabilities / probabilities.sum()
+    if top_k and top_k < logits.size:
+        ids = _largest(logits, top_k)
+        weights = _weights(logits[ids], temperature)
+        kept = _nucleus_size(weights, top_p)
+        if not weights[kept - 1]:
+            kept = int(np.count_nonzero(weights))
+        return ids[:kept], weights[:kept]
+    weights = _weights(logits, temperature)
+    if top_p == 1.0:
+        return np.arange(logits.size), weights
+    ids = _nucleus_of_all(weights, top_p)
+    return ids, weights[ids]
 
 
-def draw(ids: Ids, probabilities: Floats, rng: np.random.Generator) -> int:
-    """Draw one of `ids`, with one uniform number from `rng`."""
-    begin, rest = 0, rng.random() * probabilities.sum(dtype=np.float64)
-    if probabilities.size > _DRAW_BLOCK:
-        sums = np.add.reduceat(probabilities, np.arange(0, probabilities.size, _DRAW_BLOCK), dtype=np.float64)
-        block, rest = _place(np.cumsum(sums), rest)
+def draw(ids: Ids, weights: Floats, rng: np.random.Generator) -> int:
+    """Draw one of `ids` by their weights, with one uniform number from `rng`."""
+    number, begin = rng.random(), 0
+    if weights.size > _DRAW_BLOCK:
+        sums = np.add.reduceat(weights, np.arange(0, weights.size, _DRAW_BLOCK), dtype=np.float64)
+        cumulative = np.cumsum(sums)
+        block, rest = _place(cumulative, number * cumulative[-1])
         begin = block * _DRAW_BLOCK
-    within = np.cumsum(probabilities[begin : begin + _DRAW_BLOCK], dtype=np.float64)
+        within = np.cumsum(weights[begin : begin + _DRAW_BLOCK], dtype=np.float64)
+    else:
+        within = np.cumsum(weights, dtype=np.float64)
+        rest = number * within[-1]
     return int(ids[begin + _place(within, rest)[0]])
 
 
@@ -74,51 +79,58 @@ def greedy(logits: Floats) -> int:
     return int(logits.argmax())
 
 
-def _kth_largest(logits: Floats, k: int) -> np.float32:
-    """Return the k-th largest value. Block-wise maxima leave few values to look at when k is small."""
-    block = 128
-    blocks = logits[: logits.size // block * block].reshape(-1, block)
-    if k <= len(blocks) // 4:
+def _largest(logits: Floats, k: int) -> Ids:
+    """Return the ids of the k largest values and of those equal to the k-th, largest first, the lowest id among equals.
+
+    Block-wise maxima leave few values to look at when k is small.
+    """
+    count = logits.size // _BLOCK
+    if k <= count // 4:
         # The k-th largest block maximum is a lower bound on the k-th largest value.
-        maxima = blocks.max(axis=1)
-        bound = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
-        logits = logits[logits >= bound]
-    value: np.float32 = np.partition(logits, logits.size - k)[logits.size - k]
-    return value
+        maxima = logits[: count * _BLOCK].reshape(_BLOCK, count).max(axis=0)
+        bound = np.partition(maxima, count - k)[count - k]
+    else:
+        bound = np.partition(logits, logits.size - k)[logits.size - k]
+    ids = np.flatnonzero(logits >= bound)
+    values = logits[ids]
+    order = np.argsort(-values, kind="stable")
+    values = values[order]
+    return ids[order[: k + np.count_nonzero(values[k:] == values[k - 1])]]
 
 
-def _nucleus_of_all(probabilities: Floats, top_p: float) -> Ids:
+def _nucleus_of_all(weights: Floats, top_p: float) -> Ids:
     """Return the ids of the nucleus of the whole vocabulary, in order, without a sort of it.
 
     The upper half of a number's bits sorts positive numbers into bins 1/128 of themselves wide. Whole bins are taken
     from the top, and only the one that reaches `top_p` is sorted.
     """
-    bins = probabilities.view(np.int32) >> 16
+    bins = weights.view(np.int32) >> 16
     bins -= bins.min()
-    reached = np.cumsum(np.bincount(bins, weights=probabilities)[::-1])
-    place = int(np.searchsorted(reached, top_p, side="left"))
-    if place == reached.size:  # all of them together, rounded, are less
-        return np.flatnonzero(probabilities)
+    reached = np.cumsum(np.bincount(bins, weights=weights)[::-1])
+    wanted = top_p * reached[-1]
+    place = int(np.searchsorted(reached, wanted, side="left"))
     last = reached.size - 1 - place
     inside = np.flatnonzero(bins == last)
-    inside = inside[np.argsort(-probabilities[inside], kind="stable")]
-    missing = top_p - (reached[place - 1] if place else 0.0)
+    inside = inside[np.argsort(-weights[inside], kind="stable")]
+    missing = wanted - (reached[place - 1] if place else 0.0)
+    reached_inside = np.cumsum(weights[inside], dtype=np.float64)
+    needed = inside[: 1 + np.searchsorted(reached_inside[:-1], missing, side="left")]
     kept = bins > last
-    kept[inside[: _nucleus_size(probabilities[inside], missing)]] = True
+    kept[needed[weights[needed] > 0]] = True
     return np.flatnonzero(kept)
 
 
-def _nucleus_size(probabilities: Floats, top_p: float) -> int:
-    """Count the leading entries of a descending distribution that are needed to reach `top_p`, at least one."""
+def _nucleus_size(weights: Floats, top_p: float) -> int:
+    """Count the leading ones of descending weights that are needed to reach `top_p` of their sum, at least one."""
     if top_p == 1.0:
-        return probabilities.size
-    reached = np.cumsum(probabilities[:-1], dtype=np.float64)
-    return 1 + int(np.searchsorted(reached, top_p, side="left"))
+        return weights.size
+    reached = np.cumsum(weights, dtype=np.float64)
+    return 1 + int(np.searchsorted(reached[:-1], top_p * reached[-1], side="left"))
 
 
-def _softmax(logits: Floats, largest: np.float32, temperature: float) -> Floats:
+def _weights(logits: Floats, temperature: float) -> Floats:
+    """Return numbers in proportion to the probabilities; the largest is 1."""
+    result: Floats = logits - logits.max()
     with np.errstate(over="ignore"):  # at a tiny temperature all but the largest go to -inf, as they should
-        scores = (logits - largest) / max(np.float32(temperature), np.finfo(np.float32).tiny)
-    weights = np.exp(scores)
-    result: Floats = weights / weights.sum()
-    return result
+        result /= max(np.float32(temperature), _TINY)
+    return np.exp(result, out=result)

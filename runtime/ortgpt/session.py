@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -91,9 +92,14 @@ def open_session(bundle: Bundle, *, device: str = "auto", threads: int | None = 
     DeviceError when the device or ONNX Runtime is not usable, BundleError when the bundle holds no graph for it or the
     graph is not what the manifest says, OptionError for a bad `device` or `threads`.
     """
+    return plan_session(bundle, device=device, threads=threads)()
+
+
+def plan_session(bundle: Bundle, *, device: str = "auto", threads: int | None = None) -> Callable[[], Session]:
+    """Do what open_session() does first, and return what does the rest: it leaves the interpreter to other threads."""
     ort = import_onnxruntime(bundle.manifest.minimum_onnxruntime)
     chosen, graph = choose_graph(bundle.manifest.graphs, device, ort.get_available_providers())
-    return open_graph(bundle, graph, chosen, threads=threads)
+    return _plan(ort, bundle, graph, chosen, threads, None)
 
 
 def open_graph(
@@ -103,13 +109,17 @@ def open_graph(
 
     With `profile`, what a file's name begins with, ONNX Runtime notes the time of each node.
     """
+    return _plan(import_onnxruntime(bundle.manifest.minimum_onnxruntime), bundle, graph, device, threads, profile)()
+
+
+def _plan(
+    ort: ModuleType, bundle: Bundle, graph: GraphSpec, device: Device, threads: int | None, profile: Path | None
+) -> Callable[[], Session]:
     count = allowed_cpus() if threads is None else threads
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_THREADS:
         raise OptionError(
             f"threads = {threads!r} (accepted: an integer from 1 to {_MOST_THREADS}, or None for all CPUs allowed)"
         )
-    ort = import_onnxruntime(bundle.manifest.minimum_onnxruntime)
-    path = bundle.path / graph.file
     options = ort.SessionOptions()
     options.intra_op_num_threads = count
     options.inter_op_num_threads = 1
@@ -120,9 +130,14 @@ def open_graph(
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if device.is_cpu and not multiplies_exactly(ort):  # it would cost half the speed where they are exact anyhow
         options.add_session_config_entry("session.x64quantprecision", "1")
-    handle = _open_cpu(ort, path, options) if device.is_cpu else _open_gpu(ort, path, options, device)
-    _check_tensors(bundle, graph, handle)
-    return Session(handle, ort, graph, device, count)
+
+    def open_() -> Session:
+        path = bundle.path / graph.file
+        handle = _open_cpu(ort, path, options) if device.is_cpu else _open_gpu(ort, path, options, device)
+        _check_tensors(bundle, graph, handle)
+        return Session(handle, ort, graph, device, count)
+
+    return open_
 
 
 def _open_cpu(ort: ModuleType, path: Path, options: Any) -> Any:
@@ -273,6 +288,7 @@ def _shown(spec: Spec | None) -> str:
     return "absent" if spec is None else f"{spec[0]} ({', '.join(map(str, spec[1]))})"
 
 
+@functools.cache
 def _installed_wheels() -> list[str]:
     """Return the distributions that have put their files where onnxruntime would be imported from."""
     spec = importlib.util.find_spec("onnxruntime")

@@ -6,7 +6,10 @@ turns ranks into the vocabulary's ids where the two differ. Knows no model.
 
 from __future__ import annotations
 
+import array
 import codecs
+import itertools
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,22 +31,22 @@ _SPACE = "\\t-\\r \\x85\\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _LONG = 10_000
 _LONG_SPACE = re.compile(f"(?<![{_SPACE}])[{_SPACE}]{{{_LONG},}}")
 
+_PAIRS = re.compile(r"(?:[^\s]+ [^\s]+\n)*")  # what nearly every merges.txt is behind its first line
+
 
 class Tokenizer:
     """Turn text into ids and ids into text."""
 
-    def __init__(
-        self,
-        ranks: dict[bytes, int],
-        id_of_rank: list[int] | None,
-        bytes_of_id: dict[int, bytes],
-        added: Mapping[str, int],
-    ) -> None:
-        self._ranks = ranks
+    def __init__(self, tokens: list[bytes], id_of_rank: Sequence[int] | None, added: Mapping[str, int]) -> None:
+        """Take the bytes of each rank, its ids unless they are the ranks, and the ids of what no merge makes."""
+        self._tokens = tokens
+        # Of tokens with the same bytes the first counts, and dict() keeps the last.
+        self._ranks = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
         self._id_of_rank = id_of_rank
-        self._bytes_of_id = bytes_of_id
+        self._rank_of_id = None if id_of_rank is None else {each: rank for rank, each in enumerate(id_of_rank)}
         self._added = added
-        self._encoding = tiktoken.Encoding("gpt2", pat_str=_SPLIT, mergeable_ranks=ranks, special_tokens={})
+        self._added_bytes = {token_id: text.encode() for text, token_id in added.items()}
+        self._encoding = tiktoken.Encoding("gpt2", pat_str=_SPLIT, mergeable_ranks=self._ranks, special_tokens={})
         self._space: tiktoken.Encoding | None = None
         lengths: dict[str, set[int]] = {}
         for text in added:
@@ -54,52 +57,30 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
         """Read the tokenizer of a bundle or checkpoint folder. Raises BundleError naming what does not fit."""
-        vocab = read_vocab(folder / File.VOCAB)
-        merges = read_merges(folder / File.MERGES)
-        return cls.from_vocab(vocab, merges, source=f"{folder / File.VOCAB} and {File.MERGES}")
+        path = folder / File.MERGES
+        joined = joined_merges(read_merges_text(path), source=str(path))
+        source = f"{folder / File.VOCAB} and {File.MERGES}"
+        return cls(*_parts(read_vocab(folder / File.VOCAB), joined, source))
 
     @classmethod
-    def from_vocab(cls, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], *, source: str) -> Tokenizer:
-        """Build a tokenizer from token to id, and the pairs to join in order of rank.
+    def from_vocab(cls, vocab: Mapping[str, int], joined: Sequence[str], *, source: str) -> Tokenizer:
+        """Build a tokenizer from token to id, and the tokens that merges join, in order of rank.
 
         What no pair makes is an added token: kept, and found in a text only on request. Raises BundleError, which
         begins with `source`, naming what does not fit.
         """
-        byte_of = _byte_of_letter()
-        ranked = [*byte_of, *map("".join, merges)]
-        faults = [f"byte {byte_of[letter]} is missing" for letter in byte_of if letter not in vocab]
-        faults += [f"merge {_shown(text)} is missing" for text in sorted(set(ranked[len(byte_of) :]) - vocab.keys())]
-        all_ids = set(vocab.values())
-        if len(all_ids) != len(vocab):
-            faults.append("two tokens share an id")
-        if "" in vocab:
-            faults.append("the token '' is empty")
-        table = _translation(byte_of)
-        try:
-            tokens = [text.translate(table).encode("latin-1") for text in ranked]
-        except UnicodeEncodeError as error:
-            faults.append(f"a merge joins to {_shown(error.object)}, which has a letter for no byte")
-        if faults:
-            shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
-            raise BundleError(f"{source} do not make a byte-level BPE: {shown}")
-        id_of_rank = [vocab[text] for text in ranked]
-        # Of pairs that join to the same bytes the first counts, and dict() keeps the last.
-        ranks = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
-        bytes_of_id = dict(zip(id_of_rank, tokens, strict=True))
-        added_ids = all_ids - bytes_of_id.keys()
-        added = {text: token_id for text, token_id in vocab.items() if token_id in added_ids} if added_ids else {}
-        bytes_of_id |= {token_id: text.encode() for text, token_id in added.items()}
-        same = id_of_rank == list(range(len(id_of_rank)))
-        return cls(ranks, None if same else id_of_rank, bytes_of_id, added)
+        return cls(*_parts(vocab, joined, source))
 
     @property
     def vocab_size(self) -> int:
         """The number of ids, from 0 to the largest that stands for something."""
-        return max(self._bytes_of_id) + 1
+        ranked = len(self._tokens) - 1 if self._rank_of_id is None else max(self._rank_of_id)
+        return max(ranked, *self._added_bytes) + 1 if self._added_bytes else ranked + 1
 
     def unused_ids(self) -> Iterator[int]:
         """Return the ids below vocab_size that stand for nothing, in order."""
-        return (token_id for token_id in range(self.vocab_size) if token_id not in self._bytes_of_id)
+        ranked = range(len(self._tokens)) if self._rank_of_id is None else self._rank_of_id
+        return (each for each in range(self.vocab_size) if each not in ranked and each not in self._added_bytes)
 
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
         """Return the ids of `text`; the names of special tokens in it are plain text unless `special_tokens` is set.
@@ -156,8 +137,13 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes one id stands for. Raises PromptError for an id that stands for nothing."""
         try:
-            return self._bytes_of_id[token_id]
-        except (KeyError, TypeError):
+            if token_id in self._added_bytes:
+                return self._added_bytes[token_id]
+            rank = token_id if self._rank_of_id is None else self._rank_of_id[token_id]
+            if rank < 0:
+                raise IndexError
+            return self._tokens[rank]
+        except (LookupError, TypeError):
             raise PromptError(
                 f"token id {token_id!r} is not in the vocabulary (accepted: 0 to {self.vocab_size - 1})"
             ) from None
@@ -262,6 +248,42 @@ def parse_merges(text: str, *, source: str) -> list[tuple[str, str]]:
                 f"{source} line {number} is {_shown(line)}; expected two tokens with one space between them"
             )
     return merges
+
+
+def joined_merges(text: str, *, source: str) -> list[str]:
+    """Return what each pair of a merges.txt joins to; as of parse_merges(), without making the pairs."""
+    begin = text.find("\n") + 1 if text.startswith("#version") else 0
+    if _PAIRS.fullmatch(text, begin):
+        return text[begin:].replace(" ", "").split()
+    return ["".join(pair) for pair in parse_merges(text, source=source)]
+
+
+def _parts(
+    vocab: Mapping[str, int], joined: Sequence[str], source: str
+) -> tuple[list[bytes], Sequence[int] | None, dict[str, int]]:
+    """Return what a Tokenizer is made of; of `vocab` and `joined`, which take much memory, nothing is kept."""
+    byte_of = _byte_of_letter()
+    ranked = [*byte_of, *joined]
+    faults = [f"byte {byte_of[letter]} is missing" for letter in byte_of if letter not in vocab]
+    faults += [f"merge {_shown(text)} is missing" for text in sorted(set(joined) - vocab.keys())]
+    ids = set(vocab.values())
+    if len(ids) != len(vocab):
+        faults.append("two tokens share an id")
+    if "" in vocab:
+        faults.append("the token '' is empty")
+    table = _translation(byte_of)
+    try:
+        tokens = [text.translate(table).encode("latin-1") for text in ranked]
+    except UnicodeEncodeError as error:
+        faults.append(f"a merge joins to {_shown(error.object)}, which has a letter for no byte")
+    if faults:
+        shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+        raise BundleError(f"{source} do not make a byte-level BPE: {shown}")
+    id_of_rank = [vocab[text] for text in ranked]
+    ids.difference_update(id_of_rank)
+    added = {text: token_id for text, token_id in vocab.items() if token_id in ids} if ids else {}
+    same = all(map(operator.eq, id_of_rank, itertools.count()))
+    return tokens, None if same else array.array("l", id_of_rank), added
 
 
 def _byte_of_letter() -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,17 @@ from transformers import (
 )
 
 from ortgpt import sampling
-from ortgpt.sampling import Floats
+from ortgpt.sampling import Floats, Ids
 
 VOCAB = (7, 100, 1024, 50257)
 TOP_K = (0, 1, 3, 50, 5000, 60000)
 TOP_P = (0.0, 1e-9, 0.1, 0.5, 0.95, 1.0)
+
+
+def candidates(logits: Floats, **options: Any) -> tuple[Ids, Floats]:
+    """Return the candidates, and their weights as probabilities."""
+    ids, weights = sampling.candidates(logits, **options)
+    return ids, weights / weights.sum()
 
 
 def expected(logits: Floats, temperature: float, top_k: int, top_p: float) -> dict[int, float]:
@@ -43,7 +50,7 @@ def test_kept_set_and_probabilities_equal_those_of_transformers(size: int, sprea
         logits = (rng.normal(size=size) * spread + mean).astype(np.float32)
         before = logits.copy()
         want = expected(logits, temperature, top_k, top_p)
-        ids, probabilities = sampling.candidates(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+        ids, probabilities = candidates(logits, temperature=temperature, top_k=top_k, top_p=top_p)
         found = dict(zip(ids.tolist(), probabilities.tolist(), strict=True))
         # float32 sums differ in the last bits, so tokens at the edge of the nucleus may fall on either side of it.
         edge = sum(max(want.get(i, 0.0), found.get(i, 0.0)) for i in want.keys() ^ found.keys())
@@ -62,10 +69,10 @@ def test_kept_set_is_exactly_that_of_transformers_away_from_edges() -> None:
     for top_p, count in nuclei:
         kept = [1, 3, 0, 2][:count]
         for top_k in (0, 4, 9):
-            ids, _ = sampling.candidates(logits, temperature=1.0, top_k=top_k, top_p=top_p)
+            ids, _ = candidates(logits, temperature=1.0, top_k=top_k, top_p=top_p)
             assert ids.tolist() == sorted(kept)
             assert sorted(expected(logits, 1.0, top_k, top_p)) == sorted(kept)
-    ids, found = sampling.candidates(logits, temperature=1.0, top_k=3, top_p=0.7)
+    ids, found = candidates(logits, temperature=1.0, top_k=3, top_p=0.7)
     assert ids.tolist() == [1, 3]  # 0.4 + 0.3 of the 0.9 that top_k leaves
     assert found == pytest.approx([4 / 7, 3 / 7])
 
@@ -78,7 +85,7 @@ def test_a_wide_nucleus_is_that_of_a_sort() -> None:
         probabilities /= probabilities.sum()
         order = np.argsort(-logits, kind="stable")
         size = 1 + int((np.cumsum(probabilities[order]) < top_p).sum())
-        ids, _ = sampling.candidates(logits, temperature=1.0, top_k=0, top_p=top_p)
+        ids, _ = candidates(logits, temperature=1.0, top_k=0, top_p=top_p)
         assert abs(len(ids) - size) <= 2
         # Neighbours whose float32 probabilities are equal may stand in either order.
         assert len({*ids.tolist()} ^ {*order[:size].tolist()}) <= 4
@@ -87,7 +94,7 @@ def test_a_wide_nucleus_is_that_of_a_sort() -> None:
 def test_ties_with_the_kth_token_stay() -> None:
     logits = np.array([1.0, 2.0, 1.0, 0.0, 1.0] * 100, np.float32)
     for top_k in (1, 100, 101, 150):
-        ids, _ = sampling.candidates(logits, temperature=1.0, top_k=top_k, top_p=1.0)
+        ids, _ = candidates(logits, temperature=1.0, top_k=top_k, top_p=1.0)
         assert sorted(ids.tolist()) == sorted(expected(logits, 1.0, top_k, 1.0))
     assert len(ids) == 400
 
@@ -95,9 +102,9 @@ def test_ties_with_the_kth_token_stay() -> None:
 def test_impossible_tokens_are_never_candidates() -> None:
     logits = np.array([0.0, -np.inf, 1.0, -np.inf], np.float32)
     for top_k, top_p in ((3, 1.0), (4, 0.99), (0, 0.99), (0, 1 - 1e-9)):
-        ids, _ = sampling.candidates(logits, temperature=1.0, top_k=top_k, top_p=top_p)
+        ids, _ = candidates(logits, temperature=1.0, top_k=top_k, top_p=top_p)
         assert sorted(ids.tolist()) == [0, 2]
-    ids, probabilities = sampling.candidates(logits, temperature=1.0, top_k=0, top_p=1.0)
+    ids, probabilities = candidates(logits, temperature=1.0, top_k=0, top_p=1.0)
     rng = np.random.default_rng(0)
     assert {sampling.draw(ids, probabilities, rng) for _ in range(1000)} == {0, 2}
 
@@ -105,7 +112,7 @@ def test_impossible_tokens_are_never_candidates() -> None:
 def test_a_tiny_temperature_is_greedy_and_stays_finite() -> None:
     logits = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     for temperature in (1e-6, 1e-40, 1e-300):
-        ids, probabilities = sampling.candidates(logits, temperature=temperature, top_k=50, top_p=1.0)
+        ids, probabilities = candidates(logits, temperature=temperature, top_k=50, top_p=1.0)
         assert (ids.tolist(), probabilities.tolist()) == ([logits.argmax()], [1.0])
 
 

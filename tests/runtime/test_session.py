@@ -14,7 +14,15 @@ import ortgpt
 from ortgpt import BundleError, DeviceError, OptionError, session
 from ortgpt.bundle import open_bundle
 from ortgpt.manifest import GraphSpec, Manifest
-from ortgpt.session import Device, _check_device, choose_graph, import_onnxruntime, open_graph, open_session
+from ortgpt.session import (
+    Device,
+    _check_device,
+    _installed_wheels,
+    choose_graph,
+    import_onnxruntime,
+    open_graph,
+    open_session,
+)
 
 CPU = ["CPUExecutionProvider"]
 BOTH = ["CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -216,6 +224,7 @@ def test_both_wheels_installed_is_an_error(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / name).mkdir()
     spec = importlib.util.spec_from_file_location("onnxruntime", tmp_path / "onnxruntime" / "__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr("ortgpt.session._installed_wheels", _installed_wheels.__wrapped__)
     with pytest.raises(DeviceError, match=r"both installed.*pip uninstall.*pip install ortgpt\[cpu\]"):
         import_onnxruntime("1.23.0")
 
