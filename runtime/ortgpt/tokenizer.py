@@ -60,7 +60,9 @@ class Tokenizer:
         path = folder / File.MERGES
         joined = joined_merges(read_merges_text(path), source=str(path))
         source = f"{folder / File.VOCAB} and {File.MERGES}"
-        return cls(*_parts(read_vocab(folder / File.VOCAB), joined, source))
+        # What stays is made before what goes, so that the memory of the latter is given back.
+        tokens, faults = _bytes_of(joined)
+        return cls(tokens, *_ids_of(joined, read_vocab(folder / File.VOCAB), faults, source))
 
     @classmethod
     def from_vocab(cls, vocab: Mapping[str, int], joined: Sequence[str], *, source: str) -> Tokenizer:
@@ -69,7 +71,8 @@ class Tokenizer:
         What no pair makes is an added token: kept, and found in a text only on request. Raises BundleError, which
         begins with `source`, naming what does not fit.
         """
-        return cls(*_parts(vocab, joined, source))
+        tokens, faults = _bytes_of(joined)
+        return cls(tokens, *_ids_of(joined, vocab, faults, source))
 
     @property
     def vocab_size(self) -> int:
@@ -258,32 +261,37 @@ def joined_merges(text: str, *, source: str) -> list[str]:
     return ["".join(pair) for pair in parse_merges(text, source=source)]
 
 
-def _parts(
-    vocab: Mapping[str, int], joined: Sequence[str], source: str
-) -> tuple[list[bytes], Sequence[int] | None, dict[str, int]]:
-    """Return what a Tokenizer is made of; of `vocab` and `joined`, which take much memory, nothing is kept."""
+def _bytes_of(joined: Sequence[str]) -> tuple[list[bytes], list[str]]:
+    """Return the bytes of each rank, single bytes first and then what merges join; and what is wrong, if anything."""
     byte_of = _byte_of_letter()
-    ranked = [*byte_of, *joined]
-    faults = [f"byte {byte_of[letter]} is missing" for letter in byte_of if letter not in vocab]
-    faults += [f"merge {_shown(text)} is missing" for text in sorted(set(joined) - vocab.keys())]
-    ids = set(vocab.values())
-    if len(ids) != len(vocab):
-        faults.append("two tokens share an id")
-    if "" in vocab:
-        faults.append("the token '' is empty")
     table = _translation(byte_of)
     try:
-        tokens = [text.translate(table).encode("latin-1") for text in ranked]
+        return [text.translate(table).encode("latin-1") for text in itertools.chain(byte_of, joined)], []
     except UnicodeEncodeError as error:
-        faults.append(f"a merge joins to {_shown(error.object)}, which has a letter for no byte")
-    if faults:
-        shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+        return [], [f"a merge joins to {_shown(error.object)}, which has a letter for no byte"]
+
+
+def _ids_of(
+    joined: Sequence[str], vocab: Mapping[str, int], faults: list[str], source: str
+) -> tuple[Sequence[int] | None, dict[str, int]]:
+    """Return the id of each rank, None if it is the rank, and the ids of what no merge joins. Raises BundleError."""
+    byte_of = _byte_of_letter()
+    found = [f"byte {byte_of[letter]} is missing" for letter in byte_of if letter not in vocab]
+    found += [f"merge {_shown(text)} is missing" for text in sorted(set(joined) - vocab.keys())]
+    ids = set(vocab.values())
+    if len(ids) != len(vocab):
+        found.append("two tokens share an id")
+    if "" in vocab:
+        found.append("the token '' is empty")
+    found += faults
+    if found:
+        shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
         raise BundleError(f"{source} do not make a byte-level BPE: {shown}")
-    id_of_rank = [vocab[text] for text in ranked]
+    id_of_rank = [vocab[text] for text in itertools.chain(byte_of, joined)]
     ids.difference_update(id_of_rank)
     added = {text: token_id for text, token_id in vocab.items() if token_id in ids} if ids else {}
     same = all(map(operator.eq, id_of_rank, itertools.count()))
-    return tokens, None if same else array.array("l", id_of_rank), added
+    return None if same else array.array("l", id_of_rank), added
 
 
 def _byte_of_letter() -> dict[str, int]:
