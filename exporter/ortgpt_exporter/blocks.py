@@ -42,6 +42,12 @@ class Blocks:
         """The bytes of a packed block."""
         return self.block_size * self.bits // 8
 
+    @property
+    def row_scales(self) -> Floats | None:
+        """The scale of each row, if these are several blocks a row around half of the range that share it."""
+        same = self.zero_points is None and self.scales.shape[1] > 1 and (self.scales == self.scales[:, :1]).all()
+        return np.ascontiguousarray(self.scales[:, 0]) if same else None
+
     def split(self, block_size: int) -> Blocks:
         """Return the same matrix in smaller blocks, which divide these."""
         parts = self.block_size // block_size

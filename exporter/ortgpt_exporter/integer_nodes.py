@@ -26,14 +26,22 @@ _ZERO = 128  # the byte that stands for zero in activations: signed ones would m
 _GELUS, _GELU_LEAST = ("Gelu", "FastGelu"), 0.1701
 _GELU_ZERO = 32
 _FLOAT = ir.DataType.FLOAT
+ROW_SCALES = "row_scales"  # of a matrix whose blocks have one scale a row, stored once
 
 
 def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
     """Multiply by integers in blocks; activations are rounded to 8 bits, block by block."""
     rows, count, _ = blocks.integers.shape
     tied = is_transposed(node)  # the look-up reads the same tensors, in its own shape
-    stored = _stored(graph, name, blocks, flat=not tied)
     before: list[ir.Node] = []
+    if blocks.row_scales is not None and not tied:  # stored once a row, and repeated when the graph is opened
+        sizes = constant(graph, f"ortgpt.blocks.{rows}.{count}", np.array([rows, count]))
+        repeat = ir.node("Expand", [constant(graph, f"{name}.{ROW_SCALES}", blocks.row_scales[:, None]), sizes])
+        flatten = ir.node("Reshape", [repeat.outputs[0], constant(graph, "ortgpt.flat", np.array([-1]))])
+        before = [repeat, flatten]
+        stored = [constant(graph, f"{name}.int{blocks.bits}", blocks.packed()), flatten.outputs[0]]
+    else:
+        stored = _stored(graph, name, blocks, flat=not tied)
     if tied:
         shape = constant(graph, f"{name}.shape", np.array([rows, count, blocks.packed_width]))
         flat = constant(graph, "ortgpt.flat", np.array([-1]))
@@ -50,22 +58,16 @@ def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> l
 
 
 def unpacked(node: ir.Node) -> Blocks:
-    """Return the blocks that nbits_matmul() made a node of."""
+    """Return the blocks that nbits_matmul() made a node of, unless they have one scale a row."""
     rows, width, bits, block_size = (node.attributes[name].as_int() for name in ("N", "K", "bits", "block_size"))
-    arrays = [
-        None if value is None or value.const_value is None else value.const_value.numpy() for value in node.inputs
-    ]
-    integers, scales, zero_points = arrays[1], arrays[2], arrays[3] if len(arrays) > 3 else None
-    assert integers is not None
-    assert scales is not None
+    tensors = [value.const_value for value in node.inputs[1:] if value is not None and value.const_value is not None]
+    integers, scales, *rest = (tensor.numpy() for tensor in tensors)
     count = width // block_size
-    if zero_points is not None:
-        zero_points = unpack(zero_points.reshape(rows, -1), bits)[:, :count]
     return Blocks(
         bits=bits,
         integers=unpack(integers.reshape(rows, -1), bits).reshape(rows, count, block_size),
         scales=scales.reshape(rows, count),
-        zero_points=zero_points,
+        zero_points=unpack(rest[0].reshape(rows, -1), bits)[:, :count] if rest else None,
     )
 
 

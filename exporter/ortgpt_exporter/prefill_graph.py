@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ortgpt.contract import File
-from ortgpt_exporter.blocks import SEARCH, Blocks, quantize_blocks
+from ortgpt_exporter.blocks import SEARCH, quantize_blocks
 from ortgpt_exporter.initializers import constant, initializer, same_bytes
-from ortgpt_exporter.integer_nodes import fused_rows_product, signed_rows, unpacked
+from ortgpt_exporter.integer_nodes import ROW_SCALES, fused_rows_product, signed_rows, unpacked
 from ortgpt_exporter.quantize import raise_versions, replace_node
 from ortgpt_exporter.recipe import EMBEDDING
 
@@ -30,20 +31,18 @@ def write_prefill(folder: Path) -> None:
         integers = node.inputs[1] if node.op_type == "MatMulNBits" else None
         if integers is None or integers.name is None or integers.name.startswith(EMBEDDING):
             continue  # the head computes few rows of a prompt
-        name, blocks = integers.name.rpartition(".")[0], unpacked(node)
-        before: list[ir.Node] = []
-        if _has_whole_rows(blocks):
-            before = _signed_columns(model.graph, integers, name, blocks)
-            weights = before[-1].outputs[0]
-            scales = constant(model.graph, f"{name}.row_scales", np.ascontiguousarray(blocks.scales[:, 0]))
+        name, before = integers.name.rpartition(".")[0], []
+        scales = model.graph.initializers.get(f"{name}.{ROW_SCALES}")
+        if scales is not None:
+            before = _signed_columns(model.graph, integers, name)
+            weights, scales = before[-1].outputs[0], _flat(model.graph, scales)
         else:
-            matrix = blocks.dequantized()
+            matrix = unpacked(node).dequantized()
             rows = quantize_blocks(matrix, bits=8, block_size=matrix.shape[1], method=SEARCH)
             weights, scales = signed_rows(model.graph, f"{name}.rows", rows, transposed=True)
             own.append(weights)
         replace_node(model.graph, node, [*before, *fused_rows_product(model.graph, node.inputs[0], weights, scales)])
-    for value in [value for value in model.graph.initializers.values() if not value.uses()]:
-        del model.graph.initializers[str(value.name)]
+    RemoveUnusedNodesPass()(model)  # with them the decoder's integers and scales
     raise_versions(model)
     tensors = [value.const_value for value in own if value.const_value is not None]
     if tensors:
@@ -54,18 +53,24 @@ def write_prefill(folder: Path) -> None:
     onnx.checker.check_model(folder / File.PREFILL)
 
 
-def _has_whole_rows(blocks: Blocks) -> bool:
-    """Tell whether these are bytes around 128 with one scale a row."""
-    return blocks.bits == 8 and blocks.zero_points is None and bool((blocks.scales == blocks.scales[:, :1]).all())
-
-
-def _signed_columns(graph: ir.Graph, integers: ir.Value, name: str, blocks: Blocks) -> list[ir.Node]:
+def _signed_columns(graph: ir.Graph, integers: ir.Value, name: str) -> list[ir.Node]:
     """Return the nodes, folded away when the graph is opened, that make signed (width, rows) of the decoder's bytes."""
-    stored = integers.const_value
-    assert isinstance(stored, ir.ExternalTensor)
-    rows, width = len(blocks.integers), blocks.integers[0].size
+    stored = _stored(integers)
+    rows, *blocks = (int(size) for size in stored.shape.numpy())
+    width = int(np.prod(blocks))
     alias = initializer(graph, same_bytes(stored, f"{name}.bytes", dtype=ir.DataType.INT8, shape=(rows, width)))
     flip = ir.node("BitwiseXor", [alias, constant(graph, "ortgpt.flip", _FLIP)])
     turn = ir.node("Transpose", [flip.outputs[0]], {"perm": [1, 0]})
     turn.outputs[0].shape, turn.outputs[0].type = ir.Shape((width, rows)), alias.type
     return [flip, turn]
+
+
+def _flat(graph: ir.Graph, scales: ir.Value) -> ir.Value:
+    """Return the decoder's scales of rows, (rows, 1), in one axis."""
+    stored = _stored(scales)
+    return initializer(graph, same_bytes(stored, f"{stored.name}.flat", shape=(stored.size,)))
+
+
+def _stored(value: ir.Value) -> ir.ExternalTensor:
+    assert isinstance(value.const_value, ir.ExternalTensor)
+    return value.const_value

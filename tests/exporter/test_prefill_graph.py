@@ -64,6 +64,7 @@ def test_int8_reads_the_decoders_bytes_and_stores_none(bundles: dict[str, Path])
     assert sum(int(np.prod(tensor.dims)) for tensor in layers) == LAYER_WEIGHTS
     assert {tensor.data_type for tensor in layers} == {onnx.TensorProto.INT8}
     assert places(folder / "prefill.onnx") <= places(folder / "model.onnx")
+    assert (folder / "prefill.onnx").stat().st_size < 50_000
     assert open_bundle(folder).manifest.precision.parameters["row_scales"] is True
 
 
