@@ -54,7 +54,8 @@ class Program:
 
 PROGRAMS = (
     Program("ortgpt", "ortgpt_speed.py",
-            {"float32": "float32", "int8": "8 bits", "int8 w8a8": "8 bits", "int4": "4 bits"}),
+            {"float32": "float32", "int8": "8 bits", "int8 --fast-prefill": "8 bits", "int4": "4 bits",
+             "int4 --fast-prefill": "4 bits"}),
     Program("openvino-genai", "openvino_speed.py",
             {"float32": "float32", "bfloat16": "float32", "int8": "8 bits", "int4": "4 bits"},
             {"bfloat16": "a float32 file, computed in bfloat16"}),

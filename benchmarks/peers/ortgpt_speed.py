@@ -8,7 +8,7 @@ from worker import Clock, Ids, main
 
 import ortgpt
 
-METHODS = {"int8": "scale-search", "int8 w8a8": "w8a8", "int4": "scale-search"}
+FORMS = ("int8", "int8 --fast-prefill", "int4", "int4 --fast-prefill")
 
 
 def convert(checkpoint: Path, work: Path) -> dict[str, Path]:
@@ -16,9 +16,10 @@ def convert(checkpoint: Path, work: Path) -> dict[str, Path]:
 
     float32 = export_bundle(checkpoint, work / "float32").path
     paths = {"float32": float32}
-    for name, method in METHODS.items():
-        asked = Quantization(dtype=name.partition(" ")[0], method=method)
-        paths[name] = quantize_bundle(float32, work / name.replace(" ", "-"), asked).path
+    for name in FORMS:
+        dtype, _, fast = name.partition(" ")
+        asked = Quantization(dtype=dtype, fast_prefill=bool(fast))
+        paths[name] = quantize_bundle(float32, work / name.replace(" --", "-"), asked).path
     return paths
 
 
