@@ -88,8 +88,9 @@ generate: $(VENV)/.setup  ## Continue PROMPT="..." with the bundle OUT=folder (e
 	@if [ -n "$$GIVEN" ] || [ ! -f "$$OUT/ortgpt.json" ]; then $(MAKE) export; fi
 	@$(BIN)/ortgpt generate "$$OUT" --echo --temperature 0.8 --top-p 0.95 -- "$$PROMPT"
 
-bench: $(VENV)/.setup-dev  ## Compare with transformers on this machine (a random GPT-2 small, minutes)
-	@$(BIN)/python benchmarks/against_transformers.py
+bench: $(VENV)/.setup  ## Measure the bundle OUT=folder on this machine (exported first, where CHECKPOINT= is given)
+	@if [ -n "$$GIVEN" ] || [ ! -f "$$OUT/ortgpt.json" ]; then $(MAKE) export; fi
+	@$(BIN)/ortgpt bench "$$OUT"
 
 # A program that cannot be installed is listed as missing, so the others' environments are no prerequisites.
 bench-peers: $(VENV)/.setup-dev  ## Compare with llama.cpp, OpenVINO, CTranslate2, Optimum and transformers (builds llama.cpp first)
