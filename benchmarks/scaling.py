@@ -1,7 +1,7 @@
 """Time a decode step of a bundle over batch sizes and contexts: `python benchmarks/scaling.py BUNDLE`.
 
 Prints milliseconds, and in brackets how the time grew from the first cell, as a part of how bytes read or operations
-grew, whichever grew more: above 1.00 a step would grow faster than its work. Run it on a machine that does nothing else.
+grew, whichever grew more: above 1.00 a step grows faster than its work. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 import ortgpt
+from ortgpt.cache import FixedCache
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 256, 512, 1000)
@@ -35,6 +36,7 @@ with ortgpt.load(args.bundle, device="cpu", threads=args.threads) as generator:
         for batch in BATCHES:
             for context in contexts:
                 cache = engine.new_cache(batch, context + STEPS)
+                assert isinstance(cache, FixedCache), "a native bundle is wanted"
                 for buffer in cache.buffers:
                     buffer[:] = 0.01
                 cache.lengths[:] = context

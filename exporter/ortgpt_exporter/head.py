@@ -47,8 +47,10 @@ def view_head(path: Path) -> None:
 
 
 def _is_reshaped(value: ir.Value) -> bool:
+    """Tell whether a value is a weight of the file in another shape."""
     producer = value.producer()
-    return producer is not None and producer.op_type == "Reshape"
+    source = producer.inputs[0] if producer is not None and producer.op_type == "Reshape" else None
+    return source is not None and isinstance(source.const_value, ir.ExternalTensor)
 
 
 def _rows(graph: ir.Graph, value: ir.Value, rows: int, begin: int, end: int) -> ir.Value:

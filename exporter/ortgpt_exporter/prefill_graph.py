@@ -55,7 +55,8 @@ def write_prefill(folder: Path) -> None:
 
 def _signed_columns(graph: ir.Graph, integers: ir.Value, name: str) -> list[ir.Node]:
     """Return the nodes, folded away when the graph is opened, that make signed (width, rows) of the decoder's bytes."""
-    stored = _stored(integers)
+    stored = integers.const_value
+    assert isinstance(stored, ir.ExternalTensor)
     rows, *blocks = (int(size) for size in stored.shape.numpy())
     width = int(np.prod(blocks))
     alias = initializer(graph, same_bytes(stored, f"{name}.bytes", dtype=ir.DataType.INT8, shape=(rows, width)))
@@ -67,10 +68,8 @@ def _signed_columns(graph: ir.Graph, integers: ir.Value, name: str) -> list[ir.N
 
 def _flat(graph: ir.Graph, scales: ir.Value) -> ir.Value:
     """Return the decoder's scales of rows, (rows, 1), in one axis."""
-    stored = _stored(scales)
-    return initializer(graph, same_bytes(stored, f"{stored.name}.flat", shape=(stored.size,)))
-
-
-def _stored(value: ir.Value) -> ir.ExternalTensor:
-    assert isinstance(value.const_value, ir.ExternalTensor)
-    return value.const_value
+    stored, name = scales.const_value, f"{scales.name}.flat"
+    assert stored is not None
+    if not isinstance(stored, ir.ExternalTensor):  # those of few rows lie in the graph's own file
+        return constant(graph, name, stored.numpy().reshape(-1))
+    return initializer(graph, same_bytes(stored, name, shape=(stored.size,)))

@@ -70,7 +70,9 @@ def draw(ids: Ids, weights: Floats, rng: np.random.Generator) -> int:
 
 def _place(cumulative: npt.NDArray[np.float64], number: float) -> tuple[int, float]:
     """Return the part in which `number` falls, and how far into it."""
-    index = min(int(np.searchsorted(cumulative, number, side="right")), cumulative.size - 1)  # it may be rounded up
+    index = int(np.searchsorted(cumulative, number, side="right"))
+    if index == cumulative.size:  # rounded up: the last part that is not empty
+        index = int(np.searchsorted(cumulative, cumulative[-1], side="left"))
     return index, number - (float(cumulative[index - 1]) if index else 0.0)
 
 

@@ -11,9 +11,11 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from click.testing import CliRunner
 
 import ortgpt
 from ortgpt.bundle import open_bundle
+from ortgpt.cli import main
 from ortgpt.prefill import LEAST_TOKENS
 from ortgpt_exporter import ExportError, Quantization, export_bundle, quantize_bundle
 from ortgpt_exporter.quantized_bundle import recipe_for
@@ -96,6 +98,20 @@ def test_it_computes_what_pytorch_and_the_decoder_do(
     assert 0 < np.square(whole - alone).mean() ** 0.5 < 0.08 * expected.std()
 
 
+def test_scales_too_few_for_the_file_of_weights_are_read_all_the_same(prompt: list[int], tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", n_embd=48, n_head=4, n_positions=96)
+    source = export_bundle(checkpoint, tmp_path / "float32").path
+    asked = Quantization(dtype="int8", fast_prefill=True, max_perplexity_ratio=2.0)
+    bundle = quantize_bundle(source, tmp_path / "int8", asked).path
+    assert not (bundle / "prefill.onnx.data").exists()
+    with ortgpt.load(source) as exact, ortgpt.load(bundle) as generator:
+        expected, found = (
+            each.engine.prefill(each.engine.new_cache(1, 64), [prompt], np.arange(64)[None])[0]
+            for each in (exact, generator)
+        )
+    assert np.square(found - expected).mean() ** 0.5 < 0.08 * expected.std()
+
+
 def test_a_prompt_and_the_steps_behind_it_work_on_one_cache(bundles: dict[str, Path], prompt: list[int]) -> None:
     with ortgpt.load(bundles["int8"]) as generator:
         rows = [prompt, prompt[:40], prompt[:3], prompt[:1]]
@@ -149,3 +165,31 @@ def test_where_it_would_have_no_effect_it_is_refused(source: Path) -> None:
     bundle = replace(bundle, manifest=replace(bundle.manifest, graphs=(portable,)))
     with pytest.raises(ExportError, match="fast_prefill would have no effect"):
         recipe_for(bundle, Quantization(dtype="int4", fast_prefill=True))
+
+
+def test_the_command_line_asks_for_it(source: Path, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "fast"
+    command = [
+        "quantize",
+        str(source),
+        "-o",
+        str(out),
+        "--dtype",
+        "int8",
+        "--fast-prefill",
+        "--max-perplexity-ratio",
+        "2",
+    ]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    assert [graph.role for graph in open_bundle(out).manifest.graphs] == ["decoder", "prefill"]
+    shown = CliRunner().invoke(main, ["info", str(out)]).stdout
+    assert "graph prefill.onnx" in shown
+    assert "fast_prefill True" in shown
+    for refused, accepted in (
+        (["export", str(checkpoint), "-o", str(tmp_path / "float32"), "--fast-prefill"], "with --dtype int8 or int4"),
+        (["quantize", str(source), "--sweep", "--fast-prefill"], "with --sweep: --eval, --plot"),
+    ):
+        result = CliRunner().invoke(main, refused)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"--fast-prefill would have no effect (accepted {accepted})" in result.stderr

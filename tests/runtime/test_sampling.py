@@ -170,6 +170,10 @@ def test_draws_at_the_ends_of_the_unit_interval() -> None:
     ids, probabilities = np.array([4, 8, 6]), np.array([0.6, 0.3, 0.1], np.float32)
     for value, token_id in ((0.0, 4), (0.599, 4), (0.601, 8), (0.899, 8), (0.901, 6), (1 - 2**-53, 6)):
         assert sampling.draw(ids, probabilities, Fixed(value)) == token_id  # type: ignore[arg-type]
+    weights = np.ones(1000, np.float32)
+    weights[900:] = 0
+    for value, token_id in ((0.0, 0), (0.5, 450), (1 - 2**-53, 899), (1.0, 899)):
+        assert sampling.draw(np.arange(1000), weights, Fixed(value)) == token_id  # type: ignore[arg-type]
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
