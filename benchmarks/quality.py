@@ -43,8 +43,10 @@ def ours(work: Path, text: str, calibration: Path | None) -> tuple[Rows, dict[st
     recipes = {
         "int8": Quantization(dtype="int8"),
         "int8, blocks of 64": Quantization(dtype="int8", block_size=64),
+        "int8, fast prefill": Quantization(dtype="int8", fast_prefill=True),
         "int8, w8a8": Quantization(dtype="int8", method="w8a8"),
         "int4": Quantization(dtype="int4"),
+        "int4, fast prefill": Quantization(dtype="int4", fast_prefill=True),
         "int4, head int8": Quantization(dtype="int4", head_dtype="int8"),
     }
     if calibration is not None:
