@@ -5,7 +5,6 @@ Without VNNI its kernels for unsigned × signed bytes add pairs of products in 1
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
 
 import numpy as np
@@ -23,7 +22,6 @@ _PRODUCT = (
 )
 
 
-@functools.cache
 def multiplies_exactly(ort: ModuleType) -> bool:
     """Tell whether the largest products of unsigned and signed bytes come out right, for one row and for several."""
     options = ort.SessionOptions()
