@@ -50,11 +50,12 @@ def save_graph(model: ir.Model, folder: Path, flavour: str, *, external_data: bo
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """Return what the weights of a graph take in bytes; two views of the same bytes of a file count once."""
-    sizes: dict[object, int] = {}
+    """Return what the weights of a graph take in bytes; several views of bytes of a file, which they fill, count once."""
+    inside, ends = 0, dict[str, int]()
     for value in model.graph.initializers.values():
         tensor = value.const_value
-        if tensor is not None:
-            place = (tensor.path, tensor.offset) if isinstance(tensor, ir.ExternalTensor) else id(tensor)
-            sizes[place] = tensor.nbytes
-    return sum(sizes.values())
+        if isinstance(tensor, ir.ExternalTensor):
+            ends[tensor.path] = max(ends.get(tensor.path, 0), (tensor.offset or 0) + tensor.nbytes)
+        elif tensor is not None:
+            inside += tensor.nbytes
+    return inside + sum(ends.values())

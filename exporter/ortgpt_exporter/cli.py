@@ -168,9 +168,9 @@ def quantize(
     """Quantise the float32 BUNDLE, and measure what it costs; a bundle that fails its gate is not written."""
     if sweep:
         eval_text = asked.pop("eval_text")
-        given = [("--out", out), ("--dtype", dtype), ("--external-data", external_data or None)]
+        given: list[tuple[str, Any]] = [("--out", out), ("--dtype", dtype), ("--external-data", external_data or None)]
         given += [("--force", force or None), *_flags(asked)]
-        _sweep(bundle, eval_text, plot, [flag for flag, value in given if value not in (None, False)])
+        _sweep(bundle, eval_text, plot, [flag for flag, value in given if value is not None and value is not False])
         return
     if plot is not None:
         raise click.UsageError("--plot would have no effect (accepted with --sweep)")
@@ -223,7 +223,7 @@ def _quantization(dtype: str | None, asked: dict[str, Any]) -> Any:
 
     if dtype in ("int8", "int4"):
         return Quantization(dtype=dtype, **asked)
-    given = [flag for flag, value in _flags(asked) if value not in (None, False)]
+    given = [flag for flag, value in _flags(asked) if value is not None and value is not False]
     if given:
         raise OptionError(f"{', '.join(given)} would have no effect (accepted with --dtype int8 or int4)")
     return None

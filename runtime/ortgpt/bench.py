@@ -47,7 +47,7 @@ import sys, ortgpt
 generator = ortgpt.load(sys.argv[1], device=sys.argv[2], threads=int(sys.argv[3]))
 generator.generate("It is a truth universally acknowledged", max_new_tokens=1)
 try:
-    status = dict(line.split(":") for line in open("/proc/self/status"))
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
     print(int(status["VmHWM"].split()[0]) * 1024)
 except OSError:
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -18,6 +19,7 @@ from ortgpt.bundle import open_bundle
 from ortgpt.cli import main
 from ortgpt.prefill import LEAST_TOKENS
 from ortgpt_exporter import ExportError, Quantization, export_bundle, quantize_bundle
+from ortgpt_exporter.bundle_folder import weight_bytes
 from ortgpt_exporter.quantized_bundle import recipe_for
 from ortgpt_models import load_gpt
 from support import write_checkpoint
@@ -189,7 +191,18 @@ def test_the_command_line_asks_for_it(source: Path, checkpoint: Path, tmp_path: 
     for refused, accepted in (
         (["export", str(checkpoint), "-o", str(tmp_path / "float32"), "--fast-prefill"], "with --dtype int8 or int4"),
         (["quantize", str(source), "--sweep", "--fast-prefill"], "with --sweep: --eval, --plot"),
+        (["quantize", str(source), "--sweep", "--max-kl", "0", "--fast-prefill"], "with --sweep: --eval, --plot"),
     ):
         result = CliRunner().invoke(main, refused)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert f"--fast-prefill would have no effect (accepted {accepted})" in result.stderr
+        assert f"--fast-prefill would have no effect (accepted {accepted})" in result.stderr.replace(", --max-kl", "")
+        assert ("--max-kl" in result.stderr) == ("--max-kl" in refused)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "int4-asymmetric"])
+def test_weights_that_have_several_views_are_counted_once(bundles: dict[str, Path], name: str) -> None:
+    folder = bundles[name]
+    inline = sum(
+        len(tensor.raw_data) for tensor in onnx.load(folder / "model.onnx", load_external_data=False).graph.initializer
+    )
+    assert weight_bytes(ir.load(folder / "model.onnx")) == (folder / "model.onnx.data").stat().st_size + inline
