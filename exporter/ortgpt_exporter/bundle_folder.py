@@ -50,7 +50,7 @@ def save_graph(model: ir.Model, folder: Path, flavour: str, *, external_data: bo
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """Return what the weights of a graph take in bytes; several views of bytes of a file, which they fill, count once."""
+    """Return what the weights of a graph take in bytes; of a file, which they fill, several views count once."""
     inside, ends = 0, dict[str, int]()
     for value in model.graph.initializers.values():
         tensor = value.const_value
