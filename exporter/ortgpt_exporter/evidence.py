@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ortgpt.engine import Engine, Row
+from ortgpt.engine import Engine
 from ortgpt.options import GenerationOptions
 from ortgpt.picker import Picker
+from ortgpt.rows import Row
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.verify import Logits, rounded
 

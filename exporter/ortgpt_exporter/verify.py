@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ortgpt import sampling
+from ortgpt import processors
 from ortgpt.contract import DType
 from ortgpt.engine import Engine
 from ortgpt.manifest import Check
@@ -80,7 +80,7 @@ def verify_selector(selector: Selector, vocab_size: int) -> None:
     found, ids, non_finite = selector.new_call(3).run(selector.session.share(logits), seen, [1.3] * 3)
     for row, penalized in enumerate(seen):
         scores = logits[row, 0, :allowed].copy()
-        sampling.penalize_repetition(scores, penalized, 1.3)
+        processors.penalize_repetition(scores, penalized, 1.3)
         order = np.argsort(-scores, kind="stable")[: ids.shape[1]]
         if non_finite[row] or not (np.array_equal(ids[row], order) and np.array_equal(found[row], scores[order])):
             raise ExportError("the selector graph does not pick the largest logits after the repetition penalty")

@@ -1,5 +1,7 @@
-"""Run an exported GPT-2 bundle with ONNX Runtime: load, generate, stream, batch, score. Needs no PyTorch."""
+"""Run an exported GPT-2 bundle with ONNX Runtime: load, generate, stream, batch, score, choose. Needs no PyTorch."""
 
+from ortgpt.completion import Completion, Piece
+from ortgpt.conversation import Conversation
 from ortgpt.errors import (
     BundleError,
     BundleNotFoundError,
@@ -13,18 +15,23 @@ from ortgpt.errors import (
     PromptError,
     UnknownOptionError,
 )
-from ortgpt.generator import Completion, Generator, Piece, load
+from ortgpt.generator import Generator, load
+from ortgpt.logprobs import TokenLogprob
 from ortgpt.options import GenerationOptions
-from ortgpt.scoring import Score
+from ortgpt.prefixes import PrefixCache
+from ortgpt.rows import Timings
+from ortgpt.scoring import Choice, Score
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BundleError",
     "BundleNotFoundError",
+    "Choice",
     "ClosedError",
     "Completion",
     "ContextLengthError",
+    "Conversation",
     "DeviceError",
     "EngineError",
     "GenerationOptions",
@@ -33,8 +40,11 @@ __all__ = [
     "OptionError",
     "OrtGptError",
     "Piece",
+    "PrefixCache",
     "PromptError",
     "Score",
+    "Timings",
+    "TokenLogprob",
     "UnknownOptionError",
     "load",
 ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,11 @@ import click
 
 from ortgpt import __version__
 from ortgpt.bundle import open_bundle, seal_bundle
+from ortgpt.cli_files import read_text
+from ortgpt.cli_text import chat, generate
 from ortgpt.contract import Key
 from ortgpt.errors import OptionError, OrtGptError
-from ortgpt.generator import Completion, Generator, load
+from ortgpt.generator import load
 from ortgpt.manifest import Evidence, describe_graph
 
 _COMMANDS_GROUP = "ortgpt.commands"
@@ -61,62 +62,36 @@ def main() -> None:
     """GPT-2 in PyTorch to ONNX bundles, and text from them without PyTorch."""
 
 
-@main.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.argument("prompt", required=False, default="")
-@click.option("--max-new-tokens", type=int, help="At most this many tokens. [default: 128, or what the context leaves]")
-@click.option("--min-new-tokens", type=int, help="No end-of-text before this many tokens.")
-@click.option("--temperature", type=float, help="Above 0 divides the logits before drawing; 0 is greedy.")
-@click.option("--top-k", type=int, help="Draw among the k most likely; 0 for all. [default: 50 when drawing]")
-@click.option("--top-p", type=float, help="Draw among the most likely that together reach this probability.")
-@click.option("--repetition-penalty", type=float, help="Above 1 makes tokens that occurred less likely.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End the continuation at this text; may be repeated.")
-@click.option("--seed", type=int, help="Draw reproducibly.")
-@click.option("--greedy", is_flag=True, help="Take the most likely token at each step.")
-@click.option("--echo", is_flag=True, help="Write the prompt before the continuation.")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object instead of the text.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
-@click.option("--threads", type=int, help="CPU threads. [default: the CPUs this process may use]")
-def generate(
-    bundle: Path, prompt: str, stop: tuple[str, ...], greedy: bool, echo: bool, as_json: bool, device: str,
-    threads: int | None, **options: Any,
-) -> None:  # fmt: skip
-    """Continue PROMPT with the model in BUNDLE; - reads it from standard input as it is, none starts afresh.
-
-    The most likely token is taken at each step, unless a temperature, --top-k, --top-p or --seed asks for draws.
-    """
-    text = _read_text("-") if prompt == "-" else prompt
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if stop:
-        given["stop"] = list(stop)
-    if greedy:
-        given["do_sample"] = False
-    with load(bundle, device=device, threads=threads) as generator:
-        if as_json:
-            completion = generator.generate(text, **given)
-            click.echo(json.dumps(_completion_values(completion, text if echo else "")))
-        else:
-            _write_stream(generator, text, echo, given)
+main.add_command(generate)
+main.add_command(chat)
 
 
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("text_file", metavar="[FILE]", default="-")
+@click.option("--stride", type=int, metavar="N", help="Move windows by N tokens. [default: half the context]")
+@click.option("--logprobs", is_flag=True, help="With --json: each token's id and log-probability, too.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
-@click.option("--threads", type=int, help="CPU threads. [default: the CPUs this process may use]")
-def score(bundle: Path, text_file: str, as_json: bool, device: str, threads: int | None) -> None:
+@click.option("--threads", type=int, metavar="N", help="CPU threads. [default: the CPUs this process may use]")
+def score(
+    bundle: Path, text_file: str, stride: int | None, logprobs: bool, as_json: bool, device: str, threads: int | None
+) -> None:
     """Measure how well the model in BUNDLE predicts the text in FILE, or on standard input."""
-    text = _read_text(text_file)
+    if logprobs and not as_json:
+        raise OptionError("--logprobs would have no effect without --json")
+    text = read_text(text_file)
     with load(bundle, device=device, threads=threads) as generator:
-        result = generator.score(text)
-    values = {
+        result = generator.score(text, stride=stride)
+    values: dict[str, Any] = {
         "perplexity": result.perplexity,
         "bits_per_byte": result.bits_per_byte,
         "nll": result.nll,
         "tokens": result.tokens,
     }
     if as_json:
+        if logprobs:
+            values |= {"token_ids": result.token_ids, "token_logprobs": result.token_logprobs}
         click.echo(json.dumps(values))
     else:
         for name, value in values.items():
@@ -236,36 +211,6 @@ def seal(bundle: Path) -> None:
     """State the present hashes of BUNDLE's files, after an edit by hand of generation_config.json, say."""
     changed = seal_bundle(bundle)
     click.echo(f"{bundle}: {', '.join(changed) or 'nothing'} changed", err=True)
-
-
-def _read_text(path: str) -> str:
-    """Return all of a UTF-8 file, or of standard input for "-", its line ends as they are."""
-    data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        name = "standard input" if path == "-" else path
-        raise click.ClickException(f"{name} is not UTF-8 text: {error}; convert it first") from error
-
-
-def _write_stream(generator: Generator, text: str, echo: bool, options: dict[str, Any]) -> None:
-    stdout = sys.stdout.buffer  # bytes, so that no encoding of the terminal can fail
-
-    def write(piece: str) -> None:
-        stdout.write(piece.encode("utf-8", errors="replace"))
-        stdout.flush()
-
-    pieces = generator.stream(text, **options)
-    if echo:
-        write(text)
-    for piece in pieces:
-        write(piece.text)
-    write("\n")
-
-
-def _completion_values(completion: Completion, echoed: str) -> dict[str, Any]:
-    values = dataclasses.asdict(completion)
-    return values | {"text": echoed + completion.text}
 
 
 def _entry_points() -> importlib.metadata.EntryPoints:

@@ -1,60 +1,41 @@
-"""What apps use: load a bundle, then generate, stream, batch and score text. Holds no state of a call."""
+"""What apps use: load a bundle, then generate, stream, batch, score and choose text. Holds no state of a call."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from types import TracebackType
+from dataclasses import replace
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ortgpt.aio import iterate_in_thread, run_to_end
 from ortgpt.bundle import Bundle, open_bundle
+from ortgpt.cache import Cache
+from ortgpt.calls import AskedPrompt, Call
+from ortgpt.completion import Completion, Piece
 from ortgpt.contract import File, Key, Promise
-from ortgpt.engine import Engine, Row, Timings
-from ortgpt.errors import BundleError, ClosedError, OptionError, PromptError
+from ortgpt.conversation import Conversation
+from ortgpt.engine import Engine
+from ortgpt.errors import BundleError, ClosedError, DeviceError, OptionError, PromptError
+from ortgpt.grammar import Grammars
 from ortgpt.options import GenerationOptions, read_generation_config
-from ortgpt.picker import Picker
 from ortgpt.prefill import find_prefill
-from ortgpt.scoring import Score, score_ids
+from ortgpt.prefixes import PrefixCache
+from ortgpt.scoring import Choice, Score, continuation_logprobs, score_ids
 from ortgpt.selector import open_selector
 from ortgpt.session import plan_session
-from ortgpt.tokenizer import StopMatcher, TextStream, Tokenizer
+from ortgpt.tokenizer import Tokenizer
 
 _logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """One continuation.
-
-    `text` is without prompt, stop string and end-of-text; `token_ids` are all generated ids, including an end-of-text.
-    `finish_reason` is "stop" or "length"; `stop_reason` the stop string or the end-of-text id that ended it, else None.
-    `timings` are those of the whole call, which a batch shares.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    stop_reason: str | int | None
-    prompt_tokens: int
-    timings: Timings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """A part of a streamed continuation: whole characters, the ids behind them; the last has a `finish_reason`."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None = None
 
 
 def load(
@@ -106,7 +87,10 @@ class Generator:
     def __init__(self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer) -> None:
         self.bundle = bundle
         self.tokenizer = tokenizer
+        self.prefixes: PrefixCache | None = None
         self._engine: Engine | None = engine
+        ends = bundle.config.eos_token_ids
+        self.grammars = Grammars(tokenizer, ends[0] if ends else None)
         try:
             self._defaults = read_generation_config(bundle.generation_config, bundle.config.eos_token_ids)
         except OptionError as error:
@@ -121,7 +105,7 @@ class Generator:
 
     def close(self) -> None:
         """Release the model. Closing twice is fine."""
-        self._engine = None
+        self._engine = self.prefixes = None
 
     def __enter__(self) -> Generator:
         return self
@@ -134,52 +118,134 @@ class Generator:
     def generate(self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Any) -> Completion:
         """Continue one prompt, a text or token ids; options as in GenerationOptions, as an object or by keyword.
 
-        An empty prompt starts from end-of-text. Raises OptionError, UnknownOptionError, PromptError,
-        ContextLengthError (before any work) or NonFiniteLogitsError.
+        An empty prompt starts from end-of-text. For several continuations of one prompt use generate_batch(). Raises
+        OptionError, UnknownOptionError, PromptError, ContextLengthError (before any work) or NonFiniteLogitsError.
         """
-        return self.generate_batch([prompt], options, **keywords)[0]
+        made = GenerationOptions.make(options, keywords)
+        if (made.num_return_sequences or 1) > 1:
+            raise OptionError(
+                f"num_return_sequences = {made.num_return_sequences} (accepted here: 1; generate_batch([prompt], ...) "
+                "returns several)"
+            )
+        return self.generate_batch([prompt], made)[0]
 
     def generate_batch(
-        self, prompts: Iterable[Prompt], options: GenerationOptions | None = None, **keywords: Any
+        self,
+        prompts: Iterable[Prompt],
+        options: GenerationOptions | Sequence[GenerationOptions] | None = None,
+        *,
+        batch_tokens: int | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        **keywords: Any,
     ) -> list[Completion]:
-        """Continue several prompts of any lengths at once; each as generate() would. Raises as generate() does."""
+        """Continue several prompts of any lengths at once; each as generate() would.
+
+        `options` may be a list with one a prompt; keywords go for all. The completions are in the order of the prompts,
+        `num_return_sequences` for each. Prompts of like lengths are computed together, as long as their caches have no
+        more than `batch_tokens` positions in all (by default what 1 GiB holds). `on_progress` hears how many
+        continuations are done, and of how many. Raises as generate() does.
+        """
         if isinstance(prompts, str) or not isinstance(prompts, Iterable):
             raise PromptError(f"prompts = {_short(prompts)} (accepted: a list of prompts; generate takes a single one)")
-        call = _Call(self, list(prompts), GenerationOptions.make(options, keywords))
-        for _ in call.run():
-            pass
-        return call.completions()
+        if batch_tokens is not None and (not isinstance(batch_tokens, int) or batch_tokens < 1):
+            raise OptionError(f"batch_tokens = {batch_tokens!r} (accepted: an integer of 1 or more)")
+        call = self.prepare(list(prompts), options, keywords, batch_tokens=batch_tokens)
+        done = 0
+        for active in call.run():
+            ended = sum(call.sequences[index].row.finish_reason is not None for index in active)
+            done += ended
+            if ended and on_progress is not None:
+                on_progress(done, len(call.sequences))
+        return [each.completion() for each in call.sequences]
 
     def stream(self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Any) -> Iterator[Piece]:
         """Continue one prompt and yield the text as it comes; the pieces joined are the text of generate().
 
         The last piece has a finish_reason. Options and prompt are checked at the call, not at the first piece; raises
-        as generate() does.
+        as generate() does. Leaving the loop, or close(), ends the work and frees its cache.
         """
-        return self._pieces(_Call(self, [prompt], GenerationOptions.make(options, keywords)))
+        made = GenerationOptions.make(options, keywords)
+        for name in ("num_beams", "num_return_sequences"):
+            if (getattr(made, name) or 1) > 1:
+                raise OptionError(f"{name} = {getattr(made, name)} (accepted when streaming: 1)")
+        if made.echo:
+            raise OptionError("echo = True (accepted when streaming: False; generate() reports the prompt's, too)")
+        return self.prepare([prompt], made).pieces()
 
-    @staticmethod
-    def _pieces(call: _Call) -> Iterator[Piece]:
-        shown = 0
-        writer, row = call.writers[0], call.rows[0]
-        for _ in call.run():
-            text = writer.take()
-            if text or row.finish_reason:
-                yield Piece(text=text, token_ids=row.token_ids[shown:], finish_reason=row.finish_reason)
-                shown = len(row.token_ids)
+    async def agenerate(self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Any) -> Completion:
+        """Do as generate(), in a thread, without holding up the event loop; cancelling the task ends it in a step."""
+        return await run_to_end(self.generate, prompt, options, keywords)
 
-    def score(self, text: Prompt) -> Score:
-        """Measure how well the model predicts a text (or ids): nll, perplexity, bits per byte.
+    def astream(
+        self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Any
+    ) -> AsyncIterator[Piece]:
+        """Do as stream(), for `async for`: each step runs in a thread; leaving the loop or cancelling ends it."""
+        return iterate_in_thread(self.stream(prompt, options, **keywords))
+
+    def score(self, text: Prompt, *, stride: int | None = None) -> Score:
+        """Measure how well the model predicts a text (or ids): nll, perplexity, bits per byte, each token's logprob.
 
         The first token is predicted from end-of-text. Text beyond the context is scored in windows of n_positions
-        with stride n_positions / 2, each token once. Raises PromptError for an empty text.
+        with stride n_positions / 2, or `stride`, each token once. Raises PromptError for an empty text.
         """
         if isinstance(text, str):
             text_bytes = text.encode("utf-8", errors="surrogatepass")
-            return score_ids(self.engine, self.start_id, self.tokenizer.encode(text), len(text_bytes))
-        ids = self._prompt_ids(text)
+            return score_ids(self.engine, self.start_id, self.tokenizer.encode(text), len(text_bytes), stride)
+        ids = self.prompt_ids(text)
         size_bytes = sum(len(self.tokenizer.token_bytes(token_id)) for token_id in ids)
-        return score_ids(self.engine, self.start_id, ids, size_bytes)
+        return score_ids(self.engine, self.start_id, ids, size_bytes, stride)
+
+    def choose(self, prompt: Prompt, continuations: Iterable[Prompt], *, normalize: str = "tokens") -> list[Choice]:
+        """Rank continuations of a prompt by their likelihood, the likeliest first; the prompt is computed once.
+
+        A continuation's log-likelihood is divided by its "tokens" (the default), by its "bytes", or by nothing
+        ("none"). Prompt and continuations become tokens apart from each other: let a continuation begin with its space.
+        Raises PromptError, OptionError or ContextLengthError.
+        """
+        if normalize not in ("tokens", "bytes", "none"):
+            raise OptionError(f"normalize = {normalize!r} (accepted: tokens, bytes, none)")
+        if isinstance(continuations, str) or not isinstance(continuations, Iterable):
+            raise PromptError(f"continuations = {_short(continuations)} (accepted: a list of texts or token ids)")
+        given = [self.prompt_ids(each) for each in continuations]
+        if not given or not all(given):
+            raise PromptError("continuations: none, or an empty one (accepted: at least one, of one token or more)")
+        found = continuation_logprobs(self.engine, self.prompt_ids(prompt) or [self.start_id], given)
+        choices = []
+        for index, (ids, logprobs) in enumerate(zip(given, found, strict=True)):
+            size_bytes = sum(len(self.tokenizer.token_bytes(token_id)) for token_id in ids)
+            over = {"tokens": len(ids), "bytes": size_bytes, "none": 1}[normalize]
+            text = self.tokenizer.decode(ids)
+            choices.append(Choice(
+                index=index, text=text, score=sum(logprobs) / over, probability=0.0, logprob=sum(logprobs),
+                token_ids=ids, token_logprobs=logprobs,
+            ))  # fmt: skip
+        most = max(choice.score for choice in choices)
+        total = sum(math.exp(choice.score - most) for choice in choices)
+        choices = [replace(choice, probability=math.exp(choice.score - most) / total) for choice in choices]
+        return sorted(choices, key=lambda choice: -choice.score)
+
+    def conversation(self, text: Prompt = "") -> Conversation:
+        """Begin a running text that keeps what was computed, so that each turn computes only what is new."""
+        return Conversation(self, self.prompt_ids(text))
+
+    def prefix_cache(self, *, size_bytes: int) -> PrefixCache:
+        """Keep the keys and values of texts from now on, at most `size_bytes`, for all calls that begin like them.
+
+        Returns the cache, whose clear() empties it; a size of 0 turns it off. Raises OptionError for a negative size,
+        and DeviceError on a GPU, where a cache cannot be kept so far.
+        """
+        if isinstance(size_bytes, bool) or not isinstance(size_bytes, int) or size_bytes < 0:
+            raise OptionError(f"size_bytes = {size_bytes!r} (accepted: an integer of 0 or more)")
+        if not self.engine.session.device.is_cpu:
+            raise DeviceError(f"prefix_cache works on the CPU only so far, and this bundle runs on {self.device}")
+        cache = PrefixCache(size_bytes)
+        self.prefixes = cache if size_bytes else None
+        return cache
+
+    @property
+    def device(self) -> str:
+        """Where the graph runs: "cpu" or "cuda:N"."""
+        return str(self.engine.session.device)
 
     @property
     def start_id(self) -> int:
@@ -194,7 +260,8 @@ class Generator:
             return self.bundle.config.eos_token_ids[0]
         raise PromptError("the model has no end-of-text token to start from; give a prompt of at least one token")
 
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Return the ids of a prompt. Raises PromptError for what is none, and for ids beyond the vocabulary."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         try:
@@ -210,89 +277,45 @@ class Generator:
             raise PromptError(f"token id {bad[0]} is not in the vocabulary (accepted: 0 to {limit - 1})")
         return ids
 
+    def prepare(
+        self,
+        prompts: Sequence[Prompt],
+        options: GenerationOptions | Sequence[GenerationOptions] | None,
+        keywords: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        batch_tokens: int | None = None,
+        cache: Cache | None = None,
+    ) -> Call:
+        """Check prompts and options, and return the call that they make, for what is built on this class.
 
-class _Call:
-    """One generation in flight: the rows that the engine fills, and a writer a row that makes text of them."""
-
-    def __init__(self, generator: Generator, prompts: Sequence[Prompt], options: GenerationOptions) -> None:
+        `cache`, for one prompt, holds the beginning of its tokens, and stays.
+        """
         started = time.perf_counter()
-        engine = generator.engine
-        resolved = options.resolve(generator._defaults)
-        self._check_ids(resolved.eos_token_ids, engine.allowed_vocab_size)
+        engine = self.engine
         if not prompts:
             raise PromptError("no prompts (accepted: a list of at least one)")
-        n_positions = engine.config.n_positions
-        seeds = resolved.seeds_for(len(prompts))
-        self.rows: list[Row] = []
-        for prompt, seed in zip(prompts, seeds, strict=True):
-            prompt_ids = generator._prompt_ids(prompt) or [generator.start_id]
-            row = Row(
-                prompt_ids=prompt_ids,
-                max_new_tokens=resolved.new_tokens_for(len(prompt_ids), n_positions),
-                eos_token_ids=resolved.eos_token_ids,
-                pick=Picker(resolved, prompt_ids, seed),
-            )
-            self.rows.append(row)
-        self.writers = [_Writer(generator.tokenizer, resolved.stop) for _ in self.rows]
-        self.timings = Timings(tokenize_s=time.perf_counter() - started)
-        self._steps = engine.generate(self.rows, self.timings)
-
-    @staticmethod
-    def _check_ids(token_ids: frozenset[int], limit: int) -> None:
-        bad = sorted(token_id for token_id in token_ids if token_id >= limit)
-        if bad:
-            raise OptionError(f"eos_token_id = {bad[0]} is not in the vocabulary (accepted: 0 to {limit - 1})")
-
-    def run(self) -> Iterator[list[int]]:
-        """Drive the engine; after each step yield the indices of the rows that gained a token."""
-        for active in self._steps:
-            for index in active:
-                self.writers[index].update(self.rows[index])
-            yield active
-
-    def completions(self) -> list[Completion]:
-        return [
-            Completion(
-                text=writer.take(),
-                token_ids=row.token_ids,
-                finish_reason=row.finish_reason or "length",
-                stop_reason=row.stop_reason,
-                prompt_tokens=len(row.prompt_ids),
-                timings=self.timings,
-            )
-            for row, writer in zip(self.rows, self.writers, strict=True)
+        if options is None or isinstance(options, GenerationOptions):
+            resolved = [GenerationOptions.make(options, keywords).resolve(self._defaults, self.tokenizer.encode)]
+            seeds = resolved[0].seeds_for(len(prompts))
+            resolved *= len(prompts)
+        else:
+            if not isinstance(options, Sequence) or len(options) != len(prompts):
+                raise OptionError(
+                    f"options = {_short(options)} (accepted: a GenerationOptions, or a list with one for each of the "
+                    f"{len(prompts)} prompts)"
+                )
+            resolved = [
+                GenerationOptions.make(each, keywords).resolve(self._defaults, self.tokenizer.encode)
+                for each in options
+            ]
+            seeds = [seed for each in resolved for seed in each.seeds_for(1)]
+        asked = [
+            AskedPrompt(self.prompt_ids(prompt) or [self.start_id], each, seed)
+            for prompt, each, seed in zip(prompts, resolved, seeds, strict=True)
         ]
-
-
-class _Writer:
-    """Turn one row's tokens into text up to a stop string; end the row where one is found."""
-
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self._stream = TextStream(tokenizer)
-        self._matcher = StopMatcher(stops)
-        self._ready: list[str] = []
-
-    def update(self, row: Row) -> None:
-        """Take the row's newest token."""
-        ended_by_eos = row.finish_reason == "stop"
-        if not ended_by_eos:
-            self._feed(self._stream.push(row.token_ids[-1]), row)
-        if row.finish_reason is not None and not isinstance(row.stop_reason, str):
-            self._feed(self._stream.finish(), row)
-        if row.finish_reason is not None and not isinstance(row.stop_reason, str):
-            self._ready.append(self._matcher.finish())
-
-    def _feed(self, text: str, row: Row) -> None:
-        shown, stop = self._matcher.push(text)
-        self._ready.append(shown)
-        if stop is not None:
-            row.finish_reason, row.stop_reason = "stop", stop
-
-    def take(self) -> str:
-        """Return the text that is ready, once."""
-        text = "".join(self._ready)
-        self._ready.clear()
-        return text
+        return Call(
+            self, engine, asked, batch_tokens=batch_tokens, cache=cache, tokenize_s=time.perf_counter() - started
+        )
 
 
 def _short(value: object) -> str:

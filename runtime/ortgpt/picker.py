@@ -6,71 +6,105 @@ Knows no model and no text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from ortgpt import sampling
-from ortgpt.options import ResolvedOptions
+from ortgpt.errors import OptionError
+from ortgpt.processors import MinNewTokens, Processor, RepetitionPenalty, make_processors
+from ortgpt.resolved import ResolvedOptions, Seed
 from ortgpt.sampling import Floats, Ids
 
-_ROOM = 256  # ids that the list of those that occurred grows by
+
+class Mask(Protocol):
+    """Forbids the tokens that a grammar does not allow next."""
+
+    def mask(self, logits: Floats) -> None: ...
 
 
 class Picker:
     """Picks from the logits of the whole vocabulary, or from enough of the largest, penalised already.
 
-    Holds the state of one row: which ids it has, and its random numbers.
+    Holds the state of one row: which ids it has, and its random numbers, of which each pick takes one. `ids` are those
+    of prompt and continuation; from one pick to the next they only grow.
     """
 
-    def __init__(self, options: ResolvedOptions, prompt_ids: Sequence[int], seed: int | None) -> None:
+    def __init__(
+        self, options: ResolvedOptions, prompt_ids: Sequence[int], seed: Seed, grammar: Mask | None = None
+    ) -> None:
         self._options = options
-        self._rng = np.random.default_rng(seed) if options.do_sample else None
-        self._seen = set(prompt_ids)
-        self._penalized = np.array(sorted(self._seen), np.int64)  # with room for more behind them
+        self.rng = np.random.default_rng(seed) if options.do_sample else None
+        self._start = len(prompt_ids)
+        self._processors = make_processors(options, prompt_ids)
+        self._grammar = grammar
+        self._repetition: RepetitionPenalty | None = None
+        self._minimum: MinNewTokens | None = None
+        for each in self._processors:
+            if isinstance(each, RepetitionPenalty):
+                self._repetition = each
+            elif isinstance(each, MinNewTokens):
+                self._minimum = each
+        self._forbids = bool(self._processors) or grammar is not None
+        known = (self._repetition is not None) + (self._minimum is not None)
+        self._few_decide = len(self._processors) == known and grammar is None
+
+    @property
+    def processors(self) -> Sequence[Processor]:
+        """What changes the logits before the draw."""
+        return self._processors
 
     @property
     def penalty(self) -> float:
         """What the logits of ids that occurred are divided by, or multiplied with if they are negative."""
         return self._options.repetition_penalty
 
-    def penalized_ids(self, new_ids: Sequence[int]) -> Ids:
+    def penalized_ids(self, ids: Sequence[int]) -> Ids:
         """Return the ids that occurred in prompt and continuation, none twice; none at all without a penalty."""
-        if self.penalty == 1.0:
-            return self._penalized[:0]
-        if new_ids and new_ids[-1] not in self._seen:
-            if len(self._seen) == self._penalized.size:
-                self._penalized = np.concatenate((self._penalized, np.zeros(_ROOM, np.int64)))
-            self._penalized[len(self._seen)] = new_ids[-1]
-            self._seen.add(new_ids[-1])
-        return self._penalized[: len(self._seen)]
+        return np.zeros(0, np.int64) if self._repetition is None else self._repetition.seen(ids)
 
     @property
     def count(self) -> int | None:
         """How many of the largest logits decide the pick; None if all do."""
-        forbidden = len(self._options.eos_token_ids) if self._options.min_new_tokens else 0
-        if self._rng is None:
+        if not self._few_decide:
+            return None
+        forbidden = 0 if self._minimum is None else len(self._minimum.forbidden)
+        if self.rng is None:
             return 1 + forbidden
         return self._options.top_k + forbidden if self._options.top_k else None
 
-    def __call__(self, logits: Floats, new_ids: Sequence[int]) -> int:
-        """Pick from the logits of all ids (vocab_size,), which are changed; `new_ids` are those generated so far."""
-        if self.penalty != 1.0:
-            sampling.penalize_repetition(logits, self.penalized_ids(new_ids), self.penalty)
-        if len(new_ids) < self._options.min_new_tokens:
-            sampling.forbid(logits, self._options.eos_token_ids)
+    def __call__(self, logits: Floats, ids: Sequence[int]) -> int:
+        """Pick from the logits of all ids (vocab_size,), which are changed.
+
+        Raises OptionError when the options leave no token.
+        """
+        for processor in self._processors:
+            processor(logits, ids, self._start)
+        if self._grammar is not None:
+            self._grammar.mask(logits)
         return self._pick(logits)
 
-    def among(self, ids: Ids, logits: Floats, new_ids: Sequence[int]) -> int:
-        """Pick from the largest logits, at least `count` of them, after the penalty; `ids` says whose they are."""
-        if len(new_ids) < self._options.min_new_tokens:
-            logits = np.where(np.isin(ids, list(self._options.eos_token_ids)), np.float32(-np.inf), logits)
-        return int(ids[self._pick(logits)])
+    def among(self, few: Ids, logits: Floats, ids: Sequence[int]) -> int:
+        """Pick from the largest logits, at least `count` of them, after the penalty; `few` says whose they are."""
+        if self._minimum is not None and len(ids) - self._start < self._minimum.count:
+            logits = np.where(np.isin(few, self._minimum.forbidden), np.float32(-np.inf), logits)
+        return int(few[self._pick(logits)])
 
     def _pick(self, logits: Floats) -> int:
-        if self._rng is None:
+        if self._forbids and logits.max() == -np.inf:
+            raise OptionError(
+                "the options leave no token to pick: bad_words, suppress_tokens, no_repeat_ngram_size, min_new_tokens, "
+                "a grammar or a logits_processor forbid all of them"
+            )
+        if self.rng is None:
             return sampling.greedy(logits)
         options = self._options
         ids, weights = sampling.candidates(
-            logits, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p
+            logits,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            typical_p=options.typical_p,
         )
-        return sampling.draw(ids, weights, self._rng)
+        return sampling.draw(ids, weights, self.rng)

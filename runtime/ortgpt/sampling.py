@@ -1,11 +1,9 @@
-"""Pure functions from logits to a token id, in the order and meaning of `transformers`' logits processors.
+"""Pure functions from logits to a token id, in the order and meaning of `transformers`' logits warpers.
 
 Randomness comes in as a numpy Generator. Knows no model, no text and no options object.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,29 +16,29 @@ _TINY = np.finfo(np.float32).tiny
 _DRAW_BLOCK = 256  # weights that are added up at once to find where a number falls
 
 
-def penalize_repetition(logits: Floats, token_ids: Ids, penalty: float) -> None:
-    """Make every id in `token_ids` (no id twice) less likely where `penalty` is above 1, in place.
-
-    Positive logits are divided by `penalty`, negative ones multiplied (Keskar et al. 2019, as `transformers` has it).
-    """
-    scores = logits[token_ids]
-    logits[token_ids] = np.where(scores < 0, scores * np.float32(penalty), scores / np.float32(penalty))
-
-
-def forbid(logits: Floats, token_ids: Iterable[int]) -> None:
-    """Make the ids in `token_ids` impossible, in place."""
-    logits[list(token_ids)] = -np.inf
-
-
-def candidates(logits: Floats, *, temperature: float, top_k: int, top_p: float) -> tuple[Ids, Floats]:
+def candidates(
+    logits: Floats, *, temperature: float, top_k: int, top_p: float, min_p: float = 0.0, typical_p: float = 1.0
+) -> tuple[Ids, Floats]:
     """Return the ids that may be drawn and, in proportion to their probabilities, their weights.
 
     Temperature, then the `top_k` largest (0: all; ties with the k-th stay), then the smallest set of the most likely
-    ones whose probabilities reach `top_p`, at least one. With `top_k` the most likely come first, else ids are in
-    order. `logits` is (vocab_size,) and stays as it is.
+    ones whose probabilities reach `top_p`, then those at least `min_p` times as likely as the most likely, then the
+    most typical ones that reach `typical_p` (Meister et al. 2022); at least one. With `top_k` the most likely come
+    first, else ids are in order. `logits` is (vocab_size,) and stays as it is.
     """
+    ids, weights = _most_likely(logits, temperature, top_k, top_p)
+    if min_p > 0.0:
+        kept = weights >= np.float32(min_p) * weights.max()
+        ids, weights = ids[kept], weights[kept]
+    if typical_p < 1.0:
+        kept = _typical(weights, typical_p)
+        ids, weights = ids[kept], weights[kept]
+    return ids, weights
+
+
+def _most_likely(logits: Floats, temperature: float, top_k: int, top_p: float) -> tuple[Ids, Floats]:
     if top_k and top_k < logits.size:
-        ids = _largest(logits, top_k)
+        ids = largest(logits, top_k)
         weights = _weights(logits[ids], temperature)
         kept = _nucleus_size(weights, top_p)
         if not weights[kept - 1]:
@@ -81,7 +79,7 @@ def greedy(logits: Floats) -> int:
     return int(logits.argmax())
 
 
-def _largest(logits: Floats, k: int) -> Ids:
+def largest(logits: Floats, k: int) -> Ids:
     """Return the ids of the k largest values and of those equal to the k-th, largest first, the lowest id among equals.
 
     Block-wise maxima leave few values to look at when k is small.
@@ -128,6 +126,18 @@ def _nucleus_size(weights: Floats, top_p: float) -> int:
         return weights.size
     reached = np.cumsum(weights, dtype=np.float64)
     return 1 + int(np.searchsorted(reached[:-1], top_p * reached[-1], side="left"))
+
+
+def _typical(weights: Floats, typical_p: float) -> npt.NDArray[np.bool_]:
+    """Say which weights are kept: those whose surprise is nearest the expected one, until they reach `typical_p`."""
+    probabilities = weights / weights.sum(dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        surprise = -np.log(probabilities)
+        distance = np.abs(surprise - np.nansum(probabilities * surprise))
+    order = np.argsort(distance, kind="stable")
+    last = np.searchsorted(np.cumsum(probabilities[order])[:-1], typical_p, side="left")
+    kept: npt.NDArray[np.bool_] = (distance <= distance[order[last]]) & (weights > 0)
+    return kept
 
 
 def _weights(logits: Floats, temperature: float) -> Floats:

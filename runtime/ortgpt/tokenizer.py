@@ -80,6 +80,15 @@ class Tokenizer:
         ranked = len(self._tokens) - 1 if self._rank_of_id is None else max(self._rank_of_id)
         return max(ranked, *self._added_bytes) + 1 if self._added_bytes else ranked + 1
 
+    def added_ids(self) -> Iterator[int]:
+        """Return the ids of added tokens, which no merge makes."""
+        return iter(self._added_bytes)
+
+    def is_same(self, other: Tokenizer) -> bool:
+        """Tell whether another tokenizer gives the same ids to every text."""
+        mine, theirs = ((each._tokens, list(each._id_of_rank or ()), each._added_bytes) for each in (self, other))
+        return mine == theirs
+
     def unused_ids(self) -> Iterator[int]:
         """Return the ids below vocab_size that stand for nothing, in order."""
         ranked = range(len(self._tokens)) if self._rank_of_id is None else self._rank_of_id

@@ -14,8 +14,9 @@ from ortgpt import ContextLengthError, GenerationOptions, NonFiniteLogitsError
 from ortgpt.bundle import open_bundle
 from ortgpt.cache import FixedCache, Lengths
 from ortgpt.call import Call, Logits
-from ortgpt.engine import Engine, Row
+from ortgpt.engine import Engine
 from ortgpt.picker import Picker
+from ortgpt.rows import Row
 from ortgpt.session import open_session
 from ortgpt_models import GPT, load_gpt
 from support import greedy_ids
@@ -237,8 +238,8 @@ def test_non_finite_logits_raise_with_step_and_row(small_bundle: Path) -> None:
     engine = Engine(session, bundle.config)
     cache_of = engine.new_cache
 
-    def poisoned(batch_size: int, tokens: int) -> object:
-        cache = cache_of(batch_size, tokens)
+    def poisoned(batch_size: int, tokens: int, *, room: int | None = None) -> object:
+        cache = cache_of(batch_size, tokens, room=room)
         caches.append(cache)
         return cache
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ortgpt import GenerationOptions, OptionError, OrtGptError, UnknownOptionError
-from ortgpt.options import ResolvedOptions, read_generation_config
+from ortgpt.options import read_generation_config
+from ortgpt.resolved import ResolvedOptions
 
 NO_DEFAULTS = GenerationOptions(eos_token_id=0)
 
@@ -168,12 +169,12 @@ def test_large_integers_are_integers() -> None:
 def test_generation_config_supplies_defaults_and_names_what_it_cannot(caplog: pytest.LogCaptureFixture) -> None:
     values = {
         "_from_model_config": True, "transformers_version": "5.0", "bos_token_id": 1, "eos_token_id": [1, 2],
-        "do_sample": True, "temperature": 0.7, "num_beams": 4, "top_p": None, "no_repeat_ngram_size": 0,
+        "do_sample": True, "temperature": 0.7, "num_beams": 4, "top_p": None, "length_penalty": 1.0,
     }  # fmt: skip
     with caplog.at_level(logging.WARNING):
         found = read_generation_config(values, (9,))
     assert found == GenerationOptions(do_sample=True, temperature=0.7, eos_token_id=(1, 2))
     assert "num_beams = 4" in caplog.text
     assert "transformers_version" not in caplog.text
-    assert "no_repeat_ngram_size" not in caplog.text
+    assert "length_penalty" not in caplog.text
     assert read_generation_config({}, (9,)).eos_token_id == (9,)

@@ -44,7 +44,7 @@ def test_processors_act_in_the_order_of_transformers() -> None:
         probabilities = torch.softmax(scores, -1)[0].numpy().astype(np.float64)
         order = np.argsort(-probabilities, kind="stable")
         place = np.searchsorted(np.cumsum(probabilities[order]), np.random.default_rng(trial).random(), side="right")
-        assert pick(logits, []) == order[place]
+        assert pick(logits, prompt) == order[place]
 
 
 def test_generated_tokens_are_penalised_too() -> None:
@@ -90,9 +90,9 @@ def test_the_largest_logits_give_the_pick_of_all(options: dict[str, Any]) -> Non
     for _ in range(30):
         logits = (rng.normal(size=90) * 2).astype(np.float32)
         scores = logits.copy()
-        ids = among.penalized_ids(new)
+        ids = among.penalized_ids([5, 6, 7, *new])
         scores[ids] = np.where(scores[ids] < 0, scores[ids] * among.penalty, scores[ids] / among.penalty)
         largest = np.argsort(-scores, kind="stable")[: among.count]
-        token_id = whole(logits, new)
-        assert among.among(largest, scores[largest], new) == token_id
+        token_id = whole(logits, [5, 6, 7, *new])
+        assert among.among(largest, scores[largest], [5, 6, 7, *new]) == token_id
         new.append(token_id)

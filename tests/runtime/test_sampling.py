@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
-    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -116,24 +115,6 @@ def test_a_tiny_temperature_is_greedy_and_stays_finite() -> None:
         assert (ids.tolist(), probabilities.tolist()) == ([logits.argmax()], [1.0])
 
 
-@pytest.mark.parametrize("penalty", [0.5, 1.1, 2.0])
-def test_repetition_penalty_equals_that_of_transformers(penalty: float) -> None:
-    rng = np.random.default_rng(1)
-    for _ in range(20):
-        logits = (rng.normal(size=500) * 5).astype(np.float32)
-        seen = rng.integers(500, size=40).tolist()
-        seen += [seen[0]] * 5  # five times is as once
-        want = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([seen]), torch.from_numpy(logits.copy())[None])
-        sampling.penalize_repetition(logits, np.unique(seen), penalty)
-        np.testing.assert_array_equal(logits, want[0].numpy())
-
-
-def test_the_penalty_makes_a_token_less_likely_whatever_its_sign() -> None:
-    logits = np.array([2.0, -2.0, 1.0, 0.0], np.float32)
-    sampling.penalize_repetition(logits, np.array([0, 1, 3]), 2.0)
-    assert logits.tolist() == [1.0, -4.0, 1.0, 0.0]
-
-
 def test_draws_follow_the_probabilities() -> None:
     ids = np.array([5, 9, 2, 7])
     probabilities = np.array([0.5, 0.25, 0.15, 0.1], np.float32)
@@ -178,9 +159,3 @@ def test_draws_at_the_ends_of_the_unit_interval() -> None:
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
     assert sampling.greedy(np.array([0.0, 3.0, 1.0, 3.0], np.float32)) == 1
-
-
-def test_forbidden_tokens_become_impossible() -> None:
-    logits = np.zeros(4, np.float32)
-    sampling.forbid(logits, frozenset({1, 3}))
-    assert logits.tolist() == [0.0, -np.inf, 0.0, -np.inf]

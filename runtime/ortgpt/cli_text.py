@@ -1,0 +1,191 @@
+"""The commands that write text: generate, and chat. The answer goes to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ortgpt.cli_files import completion_values, read_text, run_file
+from ortgpt.cli_options import generation_options, read_options
+from ortgpt.conversation import Conversation
+from ortgpt.errors import OptionError
+from ortgpt.generator import Generator, load
+from ortgpt.logprobs import TokenLogprob
+from ortgpt.tokenizer import Tokenizer
+
+_CHAT_HELP = """\
+A line is added to the text, and the model goes on; an empty line lets it go on as it is. Ctrl-C stops it.
+/rewind [N]  take back the last N turns     /text  show the whole text     /again  take back and try once more
+/newline     end the text's last line       /save FILE  write the text     /quit   leave (or Ctrl-D)"""
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("prompt", required=False)
+@generation_options
+@click.option("--num-return-sequences", type=int, metavar="N", help="Write N continuations of each prompt.")
+@click.option("--num-beams", type=int, metavar="N", help="Search with N beams.")
+@click.option("--length-penalty", type=float, metavar="F", help="The power of its length that a beam is divided by.")
+@click.option("--early-stopping", metavar="HOW", help="When beams end: true, false or never.")
+@click.option("--logprobs", type=int, metavar="K", help="Log-probabilities of each token and of the K likeliest.")
+@click.option("--echo", is_flag=True, help="Write the prompt, too (with --logprobs, its log-probabilities).")
+@click.option(
+    "--input",
+    "input_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help='Take prompts from FILE, a JSON text or object a line: {"prompt": ..., options}.',
+)
+@click.option(
+    "--output",
+    "output_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a JSON object a continuation to FILE; begun before, it is gone on with.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a continuation instead of the text.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--threads", type=int, metavar="N", help="CPU threads. [default: the CPUs this process may use]")
+def generate(
+    bundle: Path, prompt: str | None, echo: bool, as_json: bool, device: str, threads: int | None,
+    early_stopping: str | None, input_file: Path | None, output_file: Path | None, **values: Any,
+) -> None:  # fmt: skip
+    """Continue PROMPT with the model in BUNDLE; - reads it from standard input as it is, none starts afresh.
+
+    The most likely token is taken at each step, unless --temperature, --top-k, --top-p, --min-p, --typical-p or --seed
+    asks for draws.
+    """
+    options = read_options(values)
+    if early_stopping is not None:
+        options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
+    if echo and "logprobs" in options:
+        options["echo"] = True
+    if (input_file is None) != (output_file is None):
+        raise OptionError("--input and --output go together: give both, or a PROMPT")
+    if input_file is not None and (prompt is not None or as_json or echo):
+        raise OptionError(
+            "--input takes the place of PROMPT, and --output has JSON: leave out PROMPT, --json and --echo"
+        )
+    text = "" if prompt is None else read_text("-") if prompt == "-" else prompt
+    with _loaded(bundle, device, threads, options) as generator:
+        if input_file is not None and output_file is not None:
+            run_file(generator, input_file, output_file, options)
+        elif as_json or "logprobs" in options or any(name in options for name in ("num_beams", "num_return_sequences")):
+            _write_completions(generator, text, echo, as_json, options)
+        else:
+            _write_stream(generator, text, echo, options)
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("prompt", required=False, default="")
+@generation_options
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--threads", type=int, metavar="N", help="CPU threads. [default: the CPUs this process may use]")
+def chat(bundle: Path, prompt: str, device: str, threads: int | None, **values: Any) -> None:
+    """Write a text together with the model in BUNDLE, turn by turn, beginning with PROMPT.
+
+    \b
+    A line is added to the text, and the model goes on; an empty line lets it go on as it is.
+    /rewind [N]  take back the last N turns      /text  show the whole text
+    /again       take back and try once more     /save FILE  write the text
+    /newline     end the text's last line        /quit  leave (or Ctrl-D)
+    Ctrl-C stops the model, and what it wrote stays.
+    """
+    options = read_options(values)
+    with _loaded(bundle, device, threads, options) as generator:
+        conversation = generator.conversation(prompt)
+        click.echo(_CHAT_HELP, err=True)
+        if prompt:
+            _turn(conversation, "", options)
+        added = ""
+        while True:
+            try:
+                line = input("> ")
+            except (EOFError, KeyboardInterrupt):
+                click.echo(err=True)
+                return
+            name, _, rest = line.partition(" ")
+            if name == "/quit":
+                return
+            if name in ("/rewind", "/again"):
+                try:
+                    conversation.rewind(int(rest) if rest else 1)
+                except (OptionError, ValueError) as error:
+                    click.echo(f"{name}: {error}", err=True)
+                    continue
+                if name == "/again":
+                    _turn(conversation, added, options)
+            elif name == "/text":
+                _write(conversation.text + "\n")
+            elif name == "/save":
+                Path(rest).write_text(conversation.text, encoding="utf-8") if rest else click.echo(_CHAT_HELP, err=True)
+            elif name == "/newline":
+                added = "\n"
+                _turn(conversation, added, options)
+            elif line.startswith("/"):
+                click.echo(_CHAT_HELP, err=True)
+            else:
+                added = line
+                _turn(conversation, added, options)
+
+
+def _turn(conversation: Conversation, text: str, options: dict[str, Any]) -> None:
+    """Let the model go on behind `text`; Ctrl-C ends it, and what it wrote stays."""
+    pieces = conversation.stream(text, **options)
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(pieces):  # type: ignore[type-var]
+        for piece in pieces:
+            _write(piece.text)
+    _write("\n")
+
+
+@contextlib.contextmanager
+def _loaded(bundle: Path, device: str, threads: int | None, options: dict[str, Any]) -> Iterator[Generator]:
+    """Load a bundle, and the assistant that the options name."""
+    assistant = options.pop("assistant", None)
+    with contextlib.ExitStack() as stack:
+        generator = stack.enter_context(load(bundle, device=device, threads=threads))
+        if assistant is not None:
+            options["assistant_model"] = stack.enter_context(load(assistant, device=device, threads=threads))
+        yield generator
+
+
+def _write(text: str) -> None:
+    stdout = sys.stdout.buffer  # bytes, so that no encoding of the terminal can fail
+    stdout.write(text.encode("utf-8", errors="replace"))
+    stdout.flush()
+
+
+def _write_stream(generator: Generator, text: str, echo: bool, options: dict[str, Any]) -> None:
+    pieces = generator.stream(text, **options)
+    if echo:
+        _write(text)
+    try:
+        for piece in pieces:
+            _write(piece.text)
+    finally:
+        _write("\n")
+
+
+def _write_completions(generator: Generator, text: str, echo: bool, as_json: bool, options: dict[str, Any]) -> None:
+    found = generator.generate_batch([text], **options)
+    for place, completion in enumerate(found):
+        shown = (text if echo else "") + completion.text
+        if as_json:
+            _write(json.dumps(completion_values(completion) | {"text": shown}) + "\n")
+        else:
+            _write(("---\n" if place else "") + shown + "\n")
+            _show_logprobs(generator.tokenizer, [*(completion.prompt_logprobs or ()), *(completion.logprobs or ())])
+
+
+def _show_logprobs(tokenizer: Tokenizer, logprobs: list[TokenLogprob]) -> None:
+    for each in logprobs:
+        likely = "  ".join(f"{tokenizer.decode([token_id])!r} {logprob:.3f}" for token_id, logprob in each.top)
+        logprob = "" if each.logprob is None else f"{each.logprob:.3f}"
+        click.echo(f"{tokenizer.decode([each.token_id])!r:<16} {logprob:>9}   {likely}".rstrip(), err=True)

@@ -1,0 +1,130 @@
+"""What a row may go on with: from where its text has had the last tokens before, or by a smaller model.
+
+A guess costs what computing one more token in a step costs, and saves a step where it is right.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ortgpt.picker import Picker
+from ortgpt.resolved import ResolvedOptions
+from ortgpt.rows import Logits
+
+if TYPE_CHECKING:
+    from ortgpt.cache import Cache
+    from ortgpt.call import Call
+    from ortgpt.engine import Engine
+
+_NGRAMS = (3, 2)  # the longest sequence that occurred before counts
+_COST = 0.4  # of a step, for one more token in it: the most that was measured, with 4-bit weights
+_CREDIT = 1.0  # steps that guesses may cost before they have gained any ...
+_ALLOWED = 0.02  # ... and what they may cost besides, as a part of the tokens
+_MOST_CREDIT = 16.0
+
+
+class PromptLookup:
+    """Guesses that a text goes on as it did where it last had the same few tokens (Saxena 2023).
+
+    Guesses become longer where they were right, and stop while they have cost more than they gained.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._length = min(2, most)
+        self._credit = _CREDIT
+        self._read = 0
+        self._places: dict[tuple[int, ...], int] = {}
+
+    def propose(self, ids: Sequence[int], most: int) -> list[int]:
+        """Return at most `most` ids that may follow `ids`."""
+        new = len(ids) - self._read
+        self._credit = min(self._credit + _ALLOWED * (new if self._read else 0), _MOST_CREDIT)
+        self._index(ids)
+        length = min(self._length, self._most, most, int(self._credit / _COST))
+        if length < 1:
+            return []
+        for size in _NGRAMS:
+            place = self._places.get(tuple(ids[len(ids) - size :]))
+            if place is not None:
+                return [*ids[place : place + length]]
+        return []
+
+    def _index(self, ids: Sequence[int]) -> None:
+        """Note behind which tokens each place comes; the last place has nothing behind it yet."""
+        for place in range(max(1, self._read), len(ids)):
+            for size in _NGRAMS:
+                if place >= size:
+                    self._places[tuple(ids[place - size : place])] = place
+        self._read = len(ids)
+
+    def learn(self, proposed: int, accepted: int) -> None:
+        """Hear how many of the proposed ids were right."""
+        self._credit += accepted - _COST * proposed
+        self._length = min(self._most, 2 * proposed) if accepted == proposed else max(1, accepted)
+
+
+class Assistant:
+    """Guesses what a smaller model would pick, with the random numbers that the row will draw.
+
+    By the same numbers two models that are near each other draw the same token most of the time.
+    """
+
+    def __init__(self, engine: Engine, options: ResolvedOptions, picker: Picker, tokens: int) -> None:
+        self._engine = engine
+        self._options = replace(options, logits_processor=(), grammar=None)
+        self._picker = picker
+        self._length = options.num_assistant_tokens
+        self._cache: Cache = engine.new_cache(1, min(tokens, engine.config.n_positions))
+        self._step: Call | None = None
+        self._fed: list[int] = []
+
+    def propose(self, ids: Sequence[int], most: int) -> list[int]:
+        """Return at most `most` ids that may follow `ids`."""
+        room = self._engine.config.n_positions - len(ids) - 1
+        count = min(self._length, most, room)
+        if count < 1:
+            return []
+        pick = Picker(self._options, ids, copy.deepcopy(self._picker.rng))
+        found = list(ids)
+        logits = self._catch_up(ids)
+        while True:
+            logits[self._engine.allowed_vocab_size :] = -np.inf
+            found.append(pick(logits, found))
+            if len(found) == len(ids) + count:
+                return found[len(ids) :]
+            logits = self._feed(found[-1])
+
+    def learn(self, proposed: int, accepted: int) -> None:
+        """Hear how many of the proposed ids were right."""
+        self._length = self._length + 2 if accepted == proposed else max(1, self._length - 1)
+
+    def _catch_up(self, ids: Sequence[int]) -> Logits:
+        """Let the cache hold `ids` and return the logits behind them."""
+        same = 0
+        for fed, token_id in zip(self._fed, ids[:-1], strict=False):
+            if fed != token_id:
+                break
+            same += 1
+        self._cache.rewind(same)
+        self._fed = list(ids)
+        if len(ids) - same == 1:
+            return self._run(ids[-1])
+        logits: Logits = self._engine.prefill(self._cache, [ids[same:]])[0, 0]
+        return logits
+
+    def _feed(self, token_id: int) -> Logits:
+        self._fed.append(token_id)
+        return self._run(token_id)
+
+    def _run(self, token_id: int) -> Logits:
+        self._step = self._step or self._engine.new_call(self._cache)
+        self._step.input_ids[0, 0] = token_id
+        self._step.run(self._cache.lengths + np.int32(1))
+        found: Logits = self._step.logits()[0, 0]
+        return found
