@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ortgpt.completion import Completion, Piece
 from ortgpt.errors import OptionError
 from ortgpt.options import GenerationOptions
+from ortgpt.tokenizer import TextStream, Tokenizer
 from ortgpt.writer import text_until
 
 if TYPE_CHECKING:
@@ -93,11 +94,18 @@ class Conversation:
         self._turns.append(len(self.token_ids))
         added = [each for each in row.token_ids if each not in row.eos_token_ids]
         if isinstance(row.stop_reason, str):
-            # What comes before the stop string stays: whole tokens, and what is left of the one that the string cuts.
-            text = text_until(tokenizer, added, [row.stop_reason])[0].encode()
-            kept, size = 0, 0
-            while size + len(tokenizer.token_bytes(added[kept])) <= len(text):
-                size += len(tokenizer.token_bytes(added[kept]))
-                kept += 1
-            added = [*added[:kept], *tokenizer.encode(text[size:].decode(errors="replace"))]
+            added = _cut(tokenizer, added, text_until(tokenizer, added, [row.stop_reason])[0])
         self.token_ids = [*row.prompt_ids, *added]
+
+
+def _cut(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
+    """Return ids of `text`, with which `token_ids` begin: whole tokens, and what is left where it cuts one."""
+    stream, size = TextStream(tokenizer), 0
+    kept, kept_size = 0, 0
+    for place, token_id in enumerate(token_ids):
+        size += len(stream.push(token_id))
+        if size > len(text):
+            break
+        if stream.is_whole:
+            kept, kept_size = place + 1, size
+    return [*token_ids[:kept], *tokenizer.encode(text[kept_size:])]

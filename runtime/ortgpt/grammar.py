@@ -21,6 +21,10 @@ from ortgpt.tokenizer import Tokenizer
 
 Floats = npt.NDArray[np.float32]
 
+_MOST_GRAMMARS = 16  # that are held ready
+# Where white space is free, a small model may write it for ever. A schema's own "x-guidance" wins.
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
 
 class Grammars:
     """Makes matchers for one tokenizer, whose table is built with the first of them. Safe for several threads."""
@@ -30,6 +34,7 @@ class Grammars:
         self._end_id = end_id
         self._lock = threading.Lock()
         self._table: Any = None
+        self._begun: dict[str, Any] = {}  # matchers at the beginning of the grammars that were asked for
 
     def matcher(self, grammar: Grammar, eos_token_ids: frozenset[int]) -> Matcher:
         """Return a matcher at the beginning of `grammar`.
@@ -40,14 +45,19 @@ class Grammars:
             raise OptionError("grammar needs llguidance: pip install 'ortgpt[grammar]'")
         import llguidance
 
+        text = _compile(llguidance, grammar)
         with self._lock:
             if self._table is None:
                 self._table = self._make_table(llguidance)
-        text = _compile(llguidance, grammar)
-        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(text, self._table)
-        if failed:
-            raise OptionError(f"grammar = {shown(grammar)} is not accepted: {' '.join(messages[0].split())}")
-        return Matcher(llguidance.LLMatcher(self._table, text, log_level=0), eos_token_ids)
+            if text not in self._begun:
+                failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(text, self._table)
+                if failed:
+                    raise OptionError(f"grammar = {shown(grammar)} is not accepted: {' '.join(messages[0].split())}")
+                while len(self._begun) >= _MOST_GRAMMARS:
+                    del self._begun[next(iter(self._begun))]
+                self._begun[text] = llguidance.LLMatcher(self._table, text, log_level=0)
+            # A copy shares what was found out about the grammar's states, which is most of the work.
+            return Matcher(self._begun[text].deep_copy(), self._table.eos_token, eos_token_ids)
 
     def _make_table(self, llguidance: Any) -> Any:
         unused = set(self._tokenizer.unused_ids()) | set(self._tokenizer.added_ids())
@@ -80,8 +90,9 @@ class _Names:
 class Matcher:
     """Where one row stands in its grammar."""
 
-    def __init__(self, matcher: Any, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, matcher: Any, end_id: int, eos_token_ids: frozenset[int]) -> None:
         self._matcher = matcher
+        self._end_id = end_id  # what the matcher allows where a text is complete, whatever the row ends by
         self._eos = sorted(eos_token_ids)
 
     def mask(self, logits: Floats) -> None:
@@ -89,8 +100,9 @@ class Matcher:
         ends = logits[self._eos] if self.complete else np.full(len(self._eos), -np.inf, np.float32)
         allowed = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
         known = min(allowed.size, logits.size)
-        logits[:known][allowed[:known] == 0] = -np.inf
+        np.copyto(logits[:known], -np.inf, where=allowed[:known] == 0)
         logits[known:] = -np.inf
+        logits[self._end_id : self._end_id + 1] = -np.inf
         logits[self._eos] = ends
 
     def advance(self, token_id: int) -> bool:
@@ -113,7 +125,7 @@ def _compile(llguidance: Any, grammar: Grammar) -> str:
         found = llguidance.LLMatcher.grammar_from_regex(grammar)
     elif isinstance(grammar, Mapping):
         try:
-            found = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(dict(grammar)))
+            found = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(dict(grammar)), _JSON_STYLE)
         except (TypeError, ValueError) as error:
             raise OptionError(f"grammar = {shown(grammar)} is no JSON schema: {error}") from None
     else:

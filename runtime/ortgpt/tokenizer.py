@@ -172,6 +172,11 @@ class TextStream:
         """Return the characters that `token_id` completes."""
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no character is incomplete."""
+        return not self._decoder.getstate()[0]
+
     def finish(self) -> str:
         """Return U+FFFD for a character left incomplete, else nothing."""
         return self._decoder.decode(b"", final=True)

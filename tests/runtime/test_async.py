@@ -1,0 +1,160 @@
+"""Calls side by side, in asyncio and in threads, and how each is ended before its time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import ortgpt
+from ortgpt import OptionError
+
+PROMPTS = ["It is a truth", "", "a single man", "universally acknowledged, that", "Café — 日本", "wife"] * 2
+
+
+def test_many_streams_at_once_equal_serial_ones(small: ortgpt.Generator) -> None:
+    options: list[dict[str, Any]] = [{}, {"seed": 4}, {"prompt_lookup_num_tokens": 4}, {"grammar": "[a-z ]{9}"}]
+    cases = [(prompt, options[place % 4]) for place, prompt in enumerate(PROMPTS)]
+    want = [small.generate(prompt, max_new_tokens=25, **each) for prompt, each in cases]
+
+    async def read(prompt: str, each: dict[str, Any]) -> tuple[str, str | None]:
+        text, reason = "", None
+        async for piece in small.astream(prompt, max_new_tokens=25, **each):
+            text, reason = text + piece.text, piece.finish_reason
+        return text, reason
+
+    async def read_all() -> list[tuple[str, str | None]]:
+        return await asyncio.gather(*(read(*case) for case in cases))
+
+    async def generate_all() -> list[ortgpt.Completion]:
+        return await asyncio.gather(*(small.agenerate(prompt, max_new_tokens=25, **each) for prompt, each in cases))
+
+    assert asyncio.run(read_all()) == [(each.text, each.finish_reason) for each in want]
+    assert [each.token_ids for each in asyncio.run(generate_all())] == [each.token_ids for each in want]
+
+
+def test_threads_share_one_generator(small: ortgpt.Generator) -> None:
+    def call(place: int) -> Any:
+        kinds: list[Any] = [
+            lambda: small.generate(PROMPTS[place % 6], max_new_tokens=20, seed=place).token_ids,
+            lambda: [each.token_ids for each in small.generate_batch(PROMPTS[:3], max_new_tokens=20)],
+            lambda: small.score("a single man in possession").nll,
+            lambda: [each.index for each in small.choose("It is", [" a", " that", " truth"])],
+            lambda: small.generate("It is", max_new_tokens=9, grammar=["yes", "no"]).text,
+            lambda: small.generate_batch(["a man"], num_beams=3, max_new_tokens=9)[0].token_ids,
+        ]
+        return kinds[place % len(kinds)]()
+
+    want = [call(place) for place in range(48)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(call, range(48))) == want
+
+
+class Watched:
+    """A logits processor that counts the steps."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.started = threading.Event()
+
+    def __call__(self, ids: Any, logits: Any) -> Any:
+        self.steps += 1
+        self.started.set()
+        time.sleep(0.005)
+        return logits
+
+
+def test_leaving_or_cancelling_an_async_stream_ends_it(small: ortgpt.Generator) -> None:
+    async def leave() -> int:
+        watched = Watched()
+        stream = small.astream("a", max_new_tokens=60, eos_token_id=[], logits_processor=watched)
+        async for _ in stream:
+            break
+        await stream.aclose()  # type: ignore[attr-defined]
+        steps = watched.steps
+        await asyncio.sleep(0.05)
+        assert watched.steps == steps
+        return steps
+
+    async def cancel(kind: str) -> int:
+        watched = Watched()
+
+        async def work() -> None:
+            options: dict[str, Any] = {"max_new_tokens": 60, "eos_token_id": [], "logits_processor": watched}
+            if kind == "stream":
+                async for _ in small.astream("a", **options):
+                    pass
+            else:
+                await small.agenerate("a", **options)
+
+        task = asyncio.create_task(work())
+        while not watched.started.is_set():
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        steps = watched.steps
+        await asyncio.sleep(0.05)
+        assert watched.steps <= steps + 1  # the one in hand
+        return watched.steps
+
+    assert asyncio.run(leave()) < 10
+    assert asyncio.run(cancel("stream")) < 30
+    assert asyncio.run(cancel("generate")) < 30
+    assert len(small.generate("a", max_new_tokens=5).token_ids) == 5
+
+
+def test_a_time_limit_ends_every_row(small: ortgpt.Generator) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 60, "eos_token_id": []}
+    for timeout_s in (1e-9, 0.03):
+        watched = Watched()
+        found = small.generate_batch(["a", "b"], timeout_s=timeout_s, logits_processor=watched, **options)
+        assert [each.finish_reason for each in found] == ["timeout"] * 2
+        assert 1 <= len(found[0].token_ids) < 12
+        assert small.generate("a", **options).text.startswith(found[0].text)
+    pieces = list(small.stream("a", timeout_s=0.02, logits_processor=Watched(), **options))
+    assert pieces[-1].finish_reason == "timeout"
+    beams = small.generate("a", num_beams=3, timeout_s=0.02, logits_processor=Watched(), **options)
+    assert beams.finish_reason == "timeout"
+    assert 1 <= len(beams.token_ids) < 12
+    assert small.generate("a", timeout_s=100, max_new_tokens=3).finish_reason == "length"
+    with pytest.raises(OptionError, match="timeout_s = 0"):
+        small.generate("a", timeout_s=0)
+
+
+def test_an_event_cancels_from_another_thread(small: ortgpt.Generator) -> None:
+    event, watched = threading.Event(), Watched()
+
+    def set_soon() -> None:
+        watched.started.wait()
+        event.set()
+
+    thread = threading.Thread(target=set_soon)
+    thread.start()
+    done = small.generate("a", max_new_tokens=60, eos_token_id=[], cancel=event, logits_processor=watched)
+    thread.join()
+    assert done.finish_reason == "cancelled"
+    assert 1 <= len(done.token_ids) < 12
+    with pytest.raises(OptionError, match=r"a threading\.Event"):
+        small.generate("a", cancel=True)
+
+
+def test_an_error_in_a_callers_function_reaches_the_caller(small: ortgpt.Generator) -> None:
+    def fail(ids: Any, logits: Any) -> Any:
+        if len(ids) > 4:
+            raise KeyError("mine")
+        return logits
+
+    async def stream() -> None:
+        async for _ in small.astream([1, 2], max_new_tokens=9, logits_processor=fail):
+            pass
+
+    with pytest.raises(KeyError, match="mine"):
+        small.generate([1, 2], max_new_tokens=9, logits_processor=fail)
+    with pytest.raises(KeyError, match="mine"):
+        asyncio.run(stream())
+    assert len(small.generate([1, 2], max_new_tokens=9, eos_token_id=[]).token_ids) == 9
