@@ -47,6 +47,9 @@ class _Main(click.Group):
             return super().invoke(ctx)
         except OptionError as error:
             raise click.UsageError(str(error)) from error
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(130)
         except BrokenPipeError:
             raise
         except OrtGptError as error:

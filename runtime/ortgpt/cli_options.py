@@ -56,7 +56,7 @@ def generation_options(command: Command) -> Command:
 
 def read_options(values: dict[str, Any]) -> dict[str, Any]:
     """Turn what click parsed into keywords of a call, leaving out what was not given; --assistant is left as a path."""
-    given = {name: value for name, value in values.items() if value not in (None, (), False)}
+    given = {name: value for name, value in values.items() if value is not None and value is not False and value != ()}
     if given.pop("greedy", False):
         given["do_sample"] = False
     if "logit_bias" in given:

@@ -14,7 +14,7 @@ import click
 from ortgpt.cli_files import completion_values, read_text, run_file
 from ortgpt.cli_options import generation_options, read_options
 from ortgpt.conversation import Conversation
-from ortgpt.errors import OptionError
+from ortgpt.errors import OptionError, OrtGptError
 from ortgpt.generator import Generator, load
 from ortgpt.logprobs import TokenLogprob
 from ortgpt.tokenizer import Tokenizer
@@ -100,49 +100,62 @@ def chat(bundle: Path, prompt: str, device: str, threads: int | None, **values: 
     """
     options = read_options(values)
     with _loaded(bundle, device, threads, options) as generator:
-        conversation = generator.conversation(prompt)
         click.echo(_CHAT_HELP, err=True)
-        if prompt:
-            _turn(conversation, "", options)
-        added = ""
+        _Chat(generator.conversation(prompt), options).run(begun=prompt != "")
+
+
+class _Chat:
+    """The text, and what the last turn added to it."""
+
+    def __init__(self, conversation: Conversation, options: dict[str, Any]) -> None:
+        self._conversation = conversation
+        self._options = options
+        self._added = ""
+        self._turns = 0
+
+    def run(self, *, begun: bool) -> None:
+        if begun:
+            self._turn("")
         while True:
             try:
-                line = input("> ")
+                line = input("> " if sys.stdin.isatty() else "")
             except (EOFError, KeyboardInterrupt):
                 click.echo(err=True)
                 return
             name, _, rest = line.partition(" ")
             if name == "/quit":
                 return
-            if name in ("/rewind", "/again"):
-                try:
-                    conversation.rewind(int(rest) if rest else 1)
-                except (OptionError, ValueError) as error:
-                    click.echo(f"{name}: {error}", err=True)
-                    continue
-                if name == "/again":
-                    _turn(conversation, added, options)
-            elif name == "/text":
-                _write(conversation.text + "\n")
-            elif name == "/save":
-                Path(rest).write_text(conversation.text, encoding="utf-8") if rest else click.echo(_CHAT_HELP, err=True)
-            elif name == "/newline":
-                added = "\n"
-                _turn(conversation, added, options)
-            elif line.startswith("/"):
-                click.echo(_CHAT_HELP, err=True)
-            else:
-                added = line
-                _turn(conversation, added, options)
+            try:
+                self._obey(name, rest) if name.startswith("/") else self._turn(line)
+            except (OrtGptError, OSError, ValueError) as error:
+                click.echo(f"{name}: {error}", err=True)
 
+    def _obey(self, name: str, rest: str) -> None:
+        if name == "/rewind":
+            self._conversation.rewind(int(rest) if rest else 1)
+        elif name == "/again":
+            self._conversation.rewind()
+            self._turn(self._added)
+        elif name == "/newline":
+            self._turn("\n")
+        elif name == "/text":
+            _write(self._conversation.text + "\n")
+        elif name == "/save" and rest:
+            Path(rest).write_text(self._conversation.text, encoding="utf-8")
+        else:
+            click.echo(_CHAT_HELP, err=True)
 
-def _turn(conversation: Conversation, text: str, options: dict[str, Any]) -> None:
-    """Let the model go on behind `text`; Ctrl-C ends it, and what it wrote stays."""
-    pieces = conversation.stream(text, **options)
-    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(pieces):  # type: ignore[type-var]
-        for piece in pieces:
-            _write(piece.text)
-    _write("\n")
+    def _turn(self, text: str) -> None:
+        """Let the model go on behind `text`; Ctrl-C ends it, what it wrote stays. A seed counts up."""
+        options = self._options
+        if "seed" in options:
+            options = options | {"seed": options["seed"] + self._turns}
+        pieces = self._conversation.stream(text, **options)
+        self._added, self._turns = text, self._turns + 1
+        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(pieces):  # type: ignore[type-var]
+            for piece in pieces:
+                _write(piece.text)
+        _write("\n")
 
 
 @contextlib.contextmanager

@@ -49,17 +49,20 @@ OPTIONS: list[dict[str, Any]] = [
 def test_guesses_change_no_token(
     generator: ortgpt.Generator, draft: ortgpt.Generator, options: dict[str, Any], kind: str
 ) -> None:
-    guesses: dict[str, Any] = {
-        "lookup": {"prompt_lookup_num_tokens": 6}, "draft": {"assistant_model": draft},
+    kinds: dict[str, dict[str, Any]] = {
+        "lookup": {"prompt_lookup_num_tokens": 6},
+        "draft": {"assistant_model": draft},
         "itself": {"assistant_model": generator, "num_assistant_tokens": 3},
-    }[kind]  # fmt: skip
-    options = dict[str, Any](max_new_tokens=30, eos_token_id=[]) | options
+    }
+    guesses = kinds[kind]
+    settings: dict[str, Any] = {"max_new_tokens": 30, "eos_token_id": []}
+    settings |= options
     for prompt in (REPEATED, "a", "It is a truth universally"):
-        plain = generator.generate(prompt, **options)
-        done = generator.generate(prompt, **options, **guesses)
+        plain = generator.generate(prompt, **settings)
+        done = generator.generate(prompt, **settings, **guesses)
         assert (done.token_ids, done.text) == (plain.token_ids, plain.text)
         assert (done.finish_reason, done.stop_reason) == (plain.finish_reason, plain.stop_reason)
-        pieces = list(generator.stream(prompt, **options, **guesses))
+        pieces = list(generator.stream(prompt, **settings, **guesses))
         assert "".join(piece.text for piece in pieces) == plain.text
         if plain.logprobs is not None and done.logprobs is not None:
             for found, want in zip(done.logprobs, plain.logprobs, strict=True):
