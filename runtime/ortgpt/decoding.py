@@ -86,12 +86,15 @@ class Decoding:
     def _pick(self, source: Call | Logits, slots: Sequence[int]) -> list[int]:
         """Return the next token of the row in each slot; on the device that has the logits, where a few decide."""
         if not isinstance(source, np.ndarray):
-            counts = [row.pick.count for row in self._rows if row.finish_reason is None and row.logprobs is None]
-            few = len(counts) == len(slots) and all(count and count <= self._most for count in counts)
-            if self._select is not None and few:
+            if self._select is not None and self._few_decide(slots):
                 return self._pick_of_few(source, self._select, slots)
             source = source.logits()[:, 0]
         return [self._pick_of_all(source[slot], self._slots[slot]) for slot in slots]
+
+    def _few_decide(self, slots: Sequence[int]) -> bool:
+        """Tell whether what the selector brings back decides the next token of the row in each slot."""
+        rows = [self._rows[self._slots[slot]] for slot in slots]
+        return all(row.logprobs is None and row.pick.count and row.pick.count <= self._most for row in rows)
 
     def _pick_of_all(self, logits: Logits, index: int) -> int:
         return pick_token(self._engine, logits, self._rows[index], index)
@@ -116,30 +119,37 @@ class Decoding:
         return chosen
 
     def _drop_finished(self, slots: Sequence[int]) -> bool:
-        """Let the cache go of rows that ended, where that pays; tell whether any goes on."""
-        rows = self._rows
-        ended = [slot for slot in slots if rows[self._slots[slot]].finish_reason is not None]
+        """Let go of rows that ended in this step; tell whether any goes on."""
+        ended = [slot for slot in slots if self._has_ended(slot)]
+        if not ended:
+            return True
         if self._prefixes is not None:
             for slot in ended:
-                row = rows[self._slots[slot]]
+                row = self._rows[self._slots[slot]]
                 if row.window is None or not row.window.stride:
                     self._prefixes.keep(row.ids[: int(self.cache.lengths[slot])], self.cache.read(slot))
-        going = [row for row in (rows[index] for index in self._slots) if row.finish_reason is None]
-        if not going:
-            return False
-        steps = max(row.max_new_tokens - len(row.token_ids) for row in going)
-        pays = steps > 2 + int(self.cache.lengths.max()) // _MOVE_TOKENS
-        if len(going) < len(self._slots) and pays and self._engine.session.device.is_cpu:
-            sources = list(range(len(self._slots)))
-            for slot in reversed(sources[:]):
-                if rows[self._slots[slot]].finish_reason is not None:
-                    last = sources.pop()
-                    if slot < len(sources):
-                        sources[slot] = last  # the last row moves into the gap; the others stay where they are
-            self.cache.arrange(sources)
-            self._slots = [self._slots[slot] for slot in sources]
-            self._step_call = None
-        return True
+        going = [slot for slot in slots if not self._has_ended(slot)]
+        if going and self._engine.session.device.is_cpu:
+            rows = [self._rows[self._slots[slot]] for slot in going]
+            steps_left = max(row.max_new_tokens - len(row.token_ids) for row in rows)
+            if steps_left > 2 + int(self.cache.lengths.max()) // _MOVE_TOKENS:
+                self._close_gaps()
+        return bool(going)
+
+    def _has_ended(self, slot: int) -> bool:
+        return self._rows[self._slots[slot]].finish_reason is not None
+
+    def _close_gaps(self) -> None:
+        """Move the cache's last rows to where rows have ended, so that a step computes the others alone."""
+        sources = list(range(len(self._slots)))
+        for slot in reversed(range(len(self._slots))):
+            if self._has_ended(slot):
+                last = sources.pop()
+                if slot < len(sources):
+                    sources[slot] = last
+        self.cache.arrange(sources)
+        self._slots = [self._slots[slot] for slot in sources]
+        self._step_call = None
 
     def _step(self) -> Call | Logits:
         """Feed each row's newest token; where a row's context is full, compute what it still sees anew."""

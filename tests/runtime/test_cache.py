@@ -65,7 +65,7 @@ def test_what_is_arranged_goes_on_as_it_would(small: ortgpt.Generator, small_por
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11]]
     for generator in (small, small_portable):
         engine = generator.engine
-        logits = {}
+        logits: dict[int, Any] = {}
         for sources in ([0, 1, 2, 3], [2, 0, 0, 3], [3, 1], [2]):
             cache = engine.new_cache(4, 10)
             engine.prefill(cache, prompts)
