@@ -1,7 +1,7 @@
 """What guesses bring: decoding with prompt look-up and without it, in turn, as a ratio of times.
 
 `python benchmarks/guesses.py BUNDLE...` makes the model write, by a logits processor, what a test needs whatever its
-weights: its prompt again with one token in 25 changed, and a text that never repeats. Medians of five.
+weights: its prompt again with one token in 25 changed, and a text that never repeats. Medians of nine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 import ortgpt
 
-_PROMPT, _NEW, _ROUNDS = 400, 300, 5
+_PROMPT, _NEW, _ROUNDS = 400, 300, 9
 
 
 def main(paths: list[str]) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ortgpt.aio import iterate_in_thread, run_to_end
 from ortgpt.bundle import Bundle, open_bundle
 from ortgpt.cache import Cache
 from ortgpt.calls import AskedPrompt, Call
@@ -174,12 +173,16 @@ class Generator:
 
     async def agenerate(self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Any) -> Completion:
         """Do as generate(), in a thread, without holding up the event loop; cancelling the task ends it in a step."""
+        from ortgpt.aio import run_to_end  # asyncio is for those who use it: it takes a while to import
+
         return await run_to_end(self.generate, prompt, options, keywords)
 
     def astream(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Any
     ) -> AsyncIterator[Piece]:
         """Do as stream(), for `async for`: each step runs in a thread; leaving the loop or cancelling ends it."""
+        from ortgpt.aio import iterate_in_thread
+
         return iterate_in_thread(self.stream(prompt, options, **keywords))
 
     def score(self, text: Prompt, *, stride: int | None = None) -> Score:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ DEFAULT_TOP_K = 50  # as `transformers`, when sampling
 LogitsProcessor = Callable[[npt.NDArray[np.int64], npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 Grammar = str | Mapping[str, Any] | Iterable[str]
 Word = str | tuple[int, ...]
-Seed = int | np.random.SeedSequence | np.random.Generator | None
+Seed: TypeAlias = "int | np.random.SeedSequence | np.random.Generator | None"  # numpy.random loads when used
 
 
 @dataclass(frozen=True, kw_only=True)
