@@ -1,7 +1,8 @@
-"""What guesses bring: decoding with prompt look-up and without it, in turn, as a ratio of times.
+"""What guesses bring and a grammar costs: decoding with and without, in turn, as ratios of times. Medians of nine.
 
 `python benchmarks/guesses.py BUNDLE...` makes the model write, by a logits processor, what a test needs whatever its
-weights: its prompt again with one token in 25 changed, and a text that never repeats. Medians of nine.
+weights: its prompt again with one token in 25 changed, a text that never repeats, and one whose pairs of tokens come
+again but go on otherwise, so that guesses are made and wrong.
 """
 
 from __future__ import annotations
@@ -17,8 +18,16 @@ import ortgpt
 _PROMPT, _NEW, _ROUNDS = 400, 300, 9
 
 
+_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+
+
 def main(paths: list[str]) -> None:
-    print("| speed-up by look-up | an edit of its prompt | a text without repetition |\n|---|---|---|")
+    print("| times as fast | look-up, an edit | look-up, no repetition | look-up, misleading | in JSON of a schema |")
+    print("|---|---|---|---|---|")
     for path in paths:
         with ortgpt.load(path) as generator:
             random = np.random.default_rng(0)
@@ -27,8 +36,22 @@ def main(paths: list[str]) -> None:
             edited = list(prompt)
             edited[12::25] = random.integers(vocabulary, size=len(edited[12::25])).tolist()
             fresh = random.integers(vocabulary, size=_NEW).tolist()
-            cells = [f"{measure(generator, prompt, target):.2f}" for target in (edited, fresh)]
+            misleading = random.integers(12, size=_NEW).tolist()  # 144 pairs, each followed by any of 12
+            ratios = [measure(generator, prompt, target) for target in (edited, fresh, misleading)]
+            cells = [f"{ratio:.2f}" for ratio in (*ratios, measure_grammar(generator))]
         print(f"| {path.rstrip('/').rpartition('/')[2]} | {' | '.join(cells)} |")
+
+
+def measure_grammar(generator: ortgpt.Generator) -> float:
+    """Return the time of a token without a grammar over that of one within it."""
+    options: dict[str, Any] = {"max_new_tokens": 100, "seed": 1, "top_k": 0, "temperature": 1.0}
+    ratios = []
+    for _ in range(_ROUNDS + 1):
+        free = generator.generate("A", eos_token_id=[], **options)
+        held = generator.generate("A", grammar=_SCHEMA, **options)
+        tokens = len(held.token_ids)
+        ratios.append(free.timings.decode_s / len(free.token_ids) / (held.timings.decode_s / tokens))
+    return median(ratios[1:])  # the first builds the table of tokens
 
 
 def measure(generator: ortgpt.Generator, prompt: list[int], target: list[int]) -> float:

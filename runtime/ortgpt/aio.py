@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
+
+from ortgpt.options import GenerationOptions
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -13,33 +17,35 @@ Result = TypeVar("Result")
 _END = object()
 
 
-async def iterate_in_thread(items: Iterator[Item]) -> AsyncIterator[Item]:
-    """Yield what a generator yields, each item computed in a thread; close it when the loop is left or cancelled."""
-    running: asyncio.Future[Any] | None = None
+async def iterate_in_thread(begin: Callable[[], Iterator[Item]]) -> AsyncIterator[Item]:
+    """Yield what an iterator yields, made and read in a thread; close it when the loop is left or cancelled."""
+    pool = ThreadPoolExecutor(1)  # what is submitted runs in order, so that closing waits for the step in hand
+    items: list[Iterator[Item]] = []
+
+    def step() -> Any:
+        if not items:
+            items.append(begin())
+        return next(items[0], _END)
+
+    def close() -> None:
+        for each in items:
+            getattr(each, "close", lambda: None)()
+
     try:
-        while True:
-            running = asyncio.ensure_future(asyncio.to_thread(next, items, _END))
-            item = await asyncio.shield(running)
-            running = None
-            if item is _END:
-                return
+        while (item := await asyncio.wrap_future(pool.submit(step))) is not _END:
             yield item
     finally:
-        close = getattr(items, "close", None)
-        if close is not None:
-            if running is None or running.done():
-                close()
-            else:  # cancelled in the middle of a step, which cannot be stopped: close as soon as it is done
-                running.add_done_callback(lambda _: close())
+        pool.submit(close)
+        pool.shutdown(wait=False)
 
 
-async def run_to_end(function: Callable[..., Result], prompt: Any, options: Any, keywords: Mapping[str, Any]) -> Result:
+async def run_to_end(function: Callable[[GenerationOptions], Result], options: GenerationOptions) -> Result:
     """Run a generation in a thread; where the task is cancelled, it ends within a step."""
-    cancelled = _Either(keywords.get("cancel") or getattr(options, "cancel", None))
+    cancel = _Either(options.cancel)
     try:
-        return await asyncio.to_thread(function, prompt, options, **{**keywords, "cancel": cancelled})
+        return await asyncio.to_thread(function, replace(options, cancel=cancel))
     except asyncio.CancelledError:
-        cancelled.own.set()
+        cancel.own.set()
         raise
 
 

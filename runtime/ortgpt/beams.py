@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ortgpt.errors import NonFiniteLogitsError
+from ortgpt.errors import NonFiniteLogitsError, OptionError
+from ortgpt.picker import NOTHING_LEFT
 from ortgpt.processors import make_processors
 from ortgpt.resolved import ResolvedOptions
 from ortgpt.rows import Timings
@@ -101,6 +102,8 @@ class _Search:
         kept = max(2, 1 + len(options.eos_token_ids)) * count
         order = _largest(scores.reshape(-1), kept)
         top_scores = scores.reshape(-1)[order]
+        if top_scores[0] == -np.inf:
+            raise OptionError(NOTHING_LEFT)
         parents, tokens = np.divmod(order, scores.shape[1])
         sequences = [[*self._running[p], int(t)] for p, t in zip(parents, tokens, strict=True)]
         length = len(sequences[0])
@@ -157,9 +160,15 @@ class _Search:
         return bool((possible > worst).any())
 
     def best(self, count: int, *, running: bool) -> list[Beam]:
-        """Return the best whole continuations, best first; while the search is running, its beams as they stand."""
-        ids, scores = (self._running, self._running_scores) if running else (self._done, self._done_scores)
-        return [Beam(each, float(score)) for each, score in zip(ids[:count], scores, strict=False)]
+        """Return the best whole continuations, best first; while the search is running, what it has so far as well."""
+        done = zip(self._done, self._done_scores, self._is_done, strict=True)
+        found = [Beam(ids, float(score)) for ids, score, is_done in done if is_done or not running]
+        if running:
+            over = len(self._running[0]) ** self._options.length_penalty
+            going = zip(self._running, self._running_scores, strict=True)
+            found += [Beam(ids, float(score) / over) for ids, score in going]
+            found.sort(key=lambda beam: -beam.score)
+        return found[:count]
 
 
 def _largest(values: Scores, count: int) -> npt.NDArray[np.int64]:

@@ -84,12 +84,16 @@ class FixedCache:
         """
         count, lengths = len(sources), self.lengths[list(sources)]
         if not self.buffers:
-            if list(sources) != list(range(self.batch_size)):
-                self.values = [self.session.copy_in(value.numpy()[list(sources)]) for value in self.values]
+            for index, value in enumerate(self.values if list(sources) != list(range(self.batch_size)) else ()):
+                moved = value.numpy()[list(sources)]
+                if count == self.batch_size:
+                    value.update_inplace(moved)  # what calls have bound stays
+                else:
+                    self.values[index] = self.session.copy_in(moved)
         else:
-            moved = [(row, source) for row, source in enumerate(sources) if row != source]
-            if moved:
-                rows, origins = map(list, zip(*moved, strict=True))
+            moves = [(row, source) for row, source in enumerate(sources) if row != source]
+            if moves:
+                rows, origins = map(list, zip(*moves, strict=True))
                 tokens = int(lengths[rows].max())
                 for buffer in self._room:
                     buffer[rows, :, :tokens] = buffer[origins, :, :tokens]

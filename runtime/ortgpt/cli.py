@@ -1,6 +1,7 @@
-"""The command line of the runtime: the answer on stdout, everything else on stderr. The only module that prints.
+"""The command line of the runtime: the answer on stdout, everything else on stderr.
 
-Commands that need more than the runtime join through the entry-point group `ortgpt.commands`, loaded when called.
+Only modules whose names begin with `cli` write to the terminal. Commands that need more than the runtime join through
+the entry-point group `ortgpt.commands`, loaded when called.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import click
 
 from ortgpt import __version__
 from ortgpt.bundle import open_bundle, seal_bundle
-from ortgpt.cli_files import read_text
+from ortgpt.cli_io import read_text
+from ortgpt.cli_options import with_flags
 from ortgpt.cli_text import chat, generate
 from ortgpt.contract import Key
 from ortgpt.errors import OptionError, OrtGptError
@@ -46,7 +48,7 @@ class _Main(click.Group):
         try:
             return super().invoke(ctx)
         except OptionError as error:
-            raise click.UsageError(str(error)) from error
+            raise click.UsageError(with_flags(str(error))) from error
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(130)

@@ -3,125 +3,148 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
-from ortgpt.completion import Completion
+from ortgpt.cli_io import completion_values, read_text
 from ortgpt.errors import OptionError, OrtGptError, PromptError
 from ortgpt.generator import Generator
 from ortgpt.options import GenerationOptions
 
-_CHUNK = 64  # prompts that are computed and written at once: what an interruption loses
-
-
-def read_text(path: str) -> str:
-    """Return all of a UTF-8 file, or of standard input for "-", its line ends as they are."""
-    data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        name = "standard input" if path == "-" else path
-        raise click.ClickException(f"{name} is not UTF-8 text: {error}; convert it first") from error
-
-
-def run_file(generator: Generator, source: Path, target: Path, options: Mapping[str, Any]) -> None:
-    """Continue each prompt of `source`, a JSON value a line, and append a JSON object a continuation to `target`.
-
-    A line of `source` is a text, a list of token ids, or an object with "prompt" and options of its own, which win. An
-    object of `target` has the prompt, "index" (the line of the prompt, from 0) and what --json writes. Whole prompts
-    that `target` has already are passed over. Raises OptionError or PromptError naming the line at fault.
-    """
-    requests = [
-        _read_line(line, f"{source} line {number}", options)
-        for number, line in enumerate(read_text(str(source)).splitlines(), 1)
-        if line.strip()
-    ]
-    done = _resume(target, requests)
-    if done:
-        click.echo(f"{target} has {done} of {len(requests)} prompts already", err=True)
-    with target.open("a", encoding="utf-8") as out, _bar(len(requests), done) as bar:
-        for begin in range(done, len(requests), _CHUNK):
-            chunk = requests[begin : begin + _CHUNK]
-            try:
-                found = generator.generate_batch([each.prompt for each in chunk], [each.options for each in chunk])
-            except OrtGptError as error:
-                raise type(error)(f"{source}, prompts {begin} to {begin + len(chunk) - 1}: {error}") from error
-            for index, request in enumerate(chunk, begin):
-                for _ in range(request.options.num_return_sequences or 1):
-                    record = {"index": index, "prompt": request.prompt, **completion_values(found.pop(0))}
-                    out.write(json.dumps(record) + "\n")
-            out.flush()
-            os.fsync(out.fileno())
-            bar.update(len(chunk))
+_CHUNK = 32  # prompts that are computed and written at once: what an interruption loses
 
 
 @dataclasses.dataclass(frozen=True)
-class _Request:
+class _Line:
+    """One line of the input: its number, its prompt, and the options that hold for it."""
+
+    number: int
     prompt: Any
     options: GenerationOptions
+    key: str  # of bundle, prompt and options: tells a record of this run from another's
+
+    @property
+    def count(self) -> int:
+        return self.options.num_return_sequences or 1
+
+
+def run_file(generator: Generator, source: Path, target: Path | None, options: Mapping[str, Any]) -> None:
+    """Continue each prompt of `source`, a JSON value a line, and write a JSON object a continuation.
+
+    A line of `source` is a text, a list of token ids, or an object with "prompt" and options of its own, which win. An
+    object that is written has the "line" of the prompt, the prompt, and what --json writes; it is appended to `target`,
+    or written to standard output. Prompts that `target` has already are passed over. Every line is checked before any
+    work; raises OptionError, PromptError or ContextLengthError naming the line at fault.
+    """
+    lines = list(_read_lines(generator, source, options))
+    done = 0 if target is None else _resume(target, lines)
+    if done:
+        click.echo(f"{target} has {done:,} of {len(lines):,} prompts already", err=True)
+    with _opened(target) as out, _bar(len(lines), done) as bar:
+        for begin in range(done, len(lines), _CHUNK):
+            chunk = lines[begin : begin + _CHUNK]
+            try:
+                found = generator.generate_batch([each.prompt for each in chunk], [each.options for each in chunk])
+            except OrtGptError as error:
+                raise type(error)(f"{source} lines {chunk[0].number} to {chunk[-1].number}: {error}") from error
+            records = iter(found)
+            for line in chunk:
+                for _ in range(line.count):
+                    record = {"line": line.number, "prompt": line.prompt, "key": line.key}
+                    out.write(json.dumps(record | completion_values(next(records))).encode() + b"\n")
+            out.flush()
+            if target is not None:
+                os.fsync(out.fileno())
+            bar.update(len(chunk))
+    if target is not None:
+        click.echo(f"{target} has {len(lines):,} of {len(lines):,} prompts", err=True)
+
+
+@contextmanager
+def _opened(target: Path | None) -> Iterator[BinaryIO]:
+    if target is None:
+        yield sys.stdout.buffer
+    else:
+        with target.open("ab") as out:
+            yield out
 
 
 def _bar(total: int, done: int) -> Any:
-    bar: Any = click.progressbar(length=total, label="prompts", file=sys.stderr, show_pos=True)
+    hidden = not sys.stderr.isatty()
+    bar: Any = click.progressbar(length=total, label="prompts", file=sys.stderr, show_pos=True, hidden=hidden)
     bar.update(done)
     return bar
 
 
-def _read_line(line: str, where: str, options: Mapping[str, Any]) -> _Request:
+def _read_lines(generator: Generator, source: Path, options: Mapping[str, Any]) -> Iterator[_Line]:
+    text = read_text(str(source)).removeprefix("\ufeff")
+    bundle = hashlib.sha256((generator.bundle.path / "ortgpt.json").read_bytes()).hexdigest()
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            prompt, own = _read_line(line)
+            made = GenerationOptions.make(None, {**options, **own})
+            generator.prepare([prompt], made)  # what is wrong is said before any work
+        except OrtGptError as error:
+            raise type(error)(f"{source} line {number}: {error}") from None
+        shown = json.dumps([bundle, prompt, {**options, **own}], sort_keys=True, default=str)
+        yield _Line(number, prompt, made, hashlib.sha256(shown.encode()).hexdigest()[:16])
+
+
+def _read_line(line: str) -> tuple[Any, dict[str, Any]]:
+    """Return the prompt of a line and its own options."""
     try:
         value = json.loads(line)
-    except ValueError as error:
-        raise PromptError(f"{where} is no JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"no JSON: {error}") from None
     own: dict[str, Any] = {}
     if isinstance(value, dict):
         own = {name: each for name, each in value.items() if name != "prompt"}
         if "prompt" not in value:
-            raise PromptError(f'{where} has no "prompt" (accepted: a text, a list of token ids, or an object with one)')
+            raise PromptError('no "prompt" (accepted: a text, a list of token ids, or an object with "prompt")')
         value = value["prompt"]
     if not isinstance(value, (str, list)):
-        raise PromptError(f"{where}: prompt = {value!r} (accepted: a text, or a list of token ids)")
-    try:
-        return _Request(value, GenerationOptions.make(None, {**options, **own}))
-    except OrtGptError as error:
-        raise type(error)(f"{where}: {error}") from None
+        raise PromptError(f"prompt = {value!r} (accepted: a text, or a list of token ids)")
+    if isinstance(own.get("logit_bias"), dict):  # JSON has no other keys than texts
+        own["logit_bias"] = {int(key) if key.isdecimal() else key: each for key, each in own["logit_bias"].items()}
+    return value, own
 
 
-def _resume(target: Path, requests: Sequence[_Request]) -> int:
+def _resume(target: Path, lines: Sequence[_Line]) -> int:
     """Return how many prompts `target` has whole; cut off what comes behind them, which an interruption left."""
     if not target.exists():
         return 0
+    if not target.is_file():
+        raise OptionError(f"{target} is no regular file; name another --output")
     data = target.read_bytes()
     done, kept, count, size = 0, 0, 0, 0
-    for line in data.splitlines(keepends=True):
-        size += len(line)
-        try:
-            record = json.loads(line)
-            index, prompt = record["index"], record["prompt"]
-        except (ValueError, TypeError, KeyError):
-            if line.endswith(b"\n"):
-                raise OptionError(
-                    f"{target} has a line that is none of this command's; name another --output"
-                ) from None
+    for record in data.splitlines(keepends=True):
+        size += len(record)
+        if not record.endswith(b"\n"):
+            begun = b'{"line": '
+            if not record.startswith(begun[: len(record)]):
+                raise OptionError(f"{target} ends in what is none of this command's; name another --output")
             break
-        if index != done or done >= len(requests) or prompt != requests[done].prompt:
-            raise OptionError(f"{target} was written from other prompts; name another --output") from None
+        try:
+            values = json.loads(record)
+            same = done < len(lines) and (values["line"], values["key"]) == (lines[done].number, lines[done].key)
+        except (ValueError, TypeError, KeyError):
+            raise OptionError(f"{target} has a line that is none of this command's; name another --output") from None
+        if not same:
+            raise OptionError(f"{target} was written from other prompts, options or weights; name another --output")
         count += 1
-        if count == (requests[done].options.num_return_sequences or 1):
+        if count == lines[done].count:
             done, kept, count = done + 1, size, 0
     if kept < len(data):
         with target.open("r+b") as out:
             out.truncate(kept)
     return done
-
-
-def completion_values(completion: Completion) -> dict[str, Any]:
-    """Return a completion as JSON has it, without what was not asked for."""
-    optional = ("logprobs", "prompt_logprobs", "score")
-    values = dataclasses.asdict(completion)
-    return {name: value for name, value in values.items() if value is not None or name not in optional}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from ortgpt.cli_io import read_text
 from ortgpt.errors import OptionError
+from ortgpt.options import GenerationOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -33,9 +36,6 @@ _OPTIONS = (
     click.option("--stop", multiple=True, metavar="TEXT", help="End the continuation at TEXT; repeatable."),
     click.option("--eos-token-id", type=int, multiple=True, metavar="ID", help="End it at token ID; repeatable."),
     click.option("--timeout", "timeout_s", type=float, metavar="S", help="End it after S seconds."),
-    click.option("--context-overflow", metavar="HOW", help="Beyond the context: error, truncate or slide."),
-    click.option("--keep-tokens", type=int, metavar="N", help="The prompt's first tokens that they keep."),
-    click.option("--slide-tokens", type=int, metavar="N", help="What sliding lets go at once."),
     click.option("--prompt-lookup", "prompt_lookup_num_tokens", type=int, metavar="N",
                  help="Guess up to N tokens from the text so far; faster where it repeats."),
     click.option("--assistant", type=click.Path(path_type=Path), metavar="BUNDLE", help="A smaller model, to guess."),
@@ -45,13 +45,39 @@ _OPTIONS = (
     click.option("--grammar-choice", multiple=True, metavar="TEXT", help="The text must be one of these; repeatable."),
     click.option("--deterministic", is_flag=True, help="Each row alone, so that it is the same to the bit."),
 )  # fmt: skip
+_CONTEXT = (
+    click.option("--context-overflow", metavar="HOW", help="Beyond the context: error, truncate or slide."),
+    click.option("--keep-tokens", type=int, metavar="N", help="The prompt's first tokens that they keep."),
+    click.option("--slide-tokens", type=int, metavar="N", help="What sliding lets go at once."),
+)
+_FLAGS = {
+    "timeout_s": "--timeout",
+    "prompt_lookup_num_tokens": "--prompt-lookup",
+    "assistant_model": "--assistant",
+    "num_assistant_tokens": "--assistant-tokens",
+    "grammar": "--grammar-...",
+}
+_NAMES = re.compile("(?<![-\\w])(" + "|".join(GenerationOptions.__dataclass_fields__) + ")(?= =|,|:)")
 
 
 def generation_options(command: Command) -> Command:
     """Give a command the options of a generation."""
+    for option in reversed((*_OPTIONS, *_CONTEXT)):
+        command = option(command)
+    return command
+
+
+def turn_options(command: Command) -> Command:
+    """Give a command the options of a turn of a conversation, whose text has to fit the context."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def with_flags(message: str) -> str:
+    """Return a message with the names that options have on the command line."""
+    message = message.replace("do_sample = False", "--greedy")
+    return _NAMES.sub(lambda found: _FLAGS.get(found[0], f"--{found[0].replace('_', '-')}"), message)
 
 
 def read_options(values: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +86,10 @@ def read_options(values: dict[str, Any]) -> dict[str, Any]:
     if given.pop("greedy", False):
         given["do_sample"] = False
     if "logit_bias" in given:
-        given["logit_bias"] = dict(map(_read_bias, given["logit_bias"]))
+        pairs = [_read_bias(text) for text in given["logit_bias"]]
+        given["logit_bias"] = dict(pairs)
+        if len(given["logit_bias"]) < len(pairs):
+            raise OptionError("--logit-bias names a token id twice: give one number for each")
     grammars = [name for name in ("grammar_regex", "grammar_json_schema", "grammar_choice") if name in given]
     if len(grammars) > 1:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in grammars)
@@ -80,11 +109,15 @@ def _read_bias(text: str) -> tuple[int, float]:
 
 
 def _read_schema(text: str) -> dict[str, Any]:
-    source = text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8")
+    accepted = "accepted: a JSON object, or a file with one"
+    if not text.lstrip().startswith("{"):
+        if not Path(text).is_file():
+            raise OptionError(f"--grammar-json-schema {text!r} is no file ({accepted})")
+        text = read_text(text)
     try:
-        schema = json.loads(source)
-    except ValueError as error:
-        raise OptionError(f"--grammar-json-schema: no JSON: {error}") from None
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"--grammar-json-schema is no JSON: {error} ({accepted})") from None
     if not isinstance(schema, dict):
-        raise OptionError(f"--grammar-json-schema: {type(schema).__name__} (accepted: an object, inline or in a file)")
+        raise OptionError(f"--grammar-json-schema holds a {type(schema).__name__} ({accepted})")
     return schema

@@ -11,16 +11,20 @@ from typing import Any
 
 import click
 
-from ortgpt.cli_files import completion_values, read_text, run_file
-from ortgpt.cli_options import generation_options, read_options
+from ortgpt.cli_files import run_file
+from ortgpt.cli_io import completion_values, read_text, write_text
+from ortgpt.cli_options import generation_options, read_options, turn_options, with_flags
+from ortgpt.completion import Completion, Piece
 from ortgpt.conversation import Conversation
 from ortgpt.errors import OptionError, OrtGptError
 from ortgpt.generator import Generator, load
 from ortgpt.logprobs import TokenLogprob
+from ortgpt.options import GenerationOptions
 from ortgpt.tokenizer import Tokenizer
 
 _CHAT_HELP = """\
-A line is added to the text, and the model goes on; an empty line lets it go on as it is. Ctrl-C stops it.
+A line is added to the text as it is (begin it with a space where a word begins), and the model goes on; an empty line
+lets it go on. Ctrl-C stops it, and what it wrote stays.
 /rewind [N]  take back the last N turns     /text  show the whole text     /again  take back and try once more
 /newline     end the text's last line       /save FILE  write the text     /quit   leave (or Ctrl-D)"""
 
@@ -59,22 +63,26 @@ def generate(
     """Continue PROMPT with the model in BUNDLE; - reads it from standard input as it is, none starts afresh.
 
     The most likely token is taken at each step, unless --temperature, --top-k, --top-p, --min-p, --typical-p or --seed
-    asks for draws.
+    asks for draws. Several continuations of one prompt are divided by lines of ---; --logprobs are written to standard
+    error, a line a token: the token, its log-probability, the likeliest tokens and theirs.
     """
     options = read_options(values)
     if early_stopping is not None:
         options["early_stopping"] = {"true": True, "false": False}.get(early_stopping, early_stopping)
     if echo and "logprobs" in options:
         options["echo"] = True
-    if (input_file is None) != (output_file is None):
-        raise OptionError("--input and --output go together: give both, or a PROMPT")
-    if input_file is not None and (prompt is not None or as_json or echo):
-        raise OptionError(
-            "--input takes the place of PROMPT, and --output has JSON: leave out PROMPT, --json and --echo"
-        )
+    if output_file is not None and input_file is None:
+        raise OptionError("--output wants --input, a file of prompts")
+    for name, given in (
+        ("PROMPT", prompt is not None),
+        ("--json", as_json),
+        ("--echo", echo and "echo" not in options),
+    ):
+        if input_file is not None and given:
+            raise OptionError(f"{name} cannot be had with --input: its prompts are continued, and written as JSON")
     text = "" if prompt is None else read_text("-") if prompt == "-" else prompt
     with _loaded(bundle, device, threads, options) as generator:
-        if input_file is not None and output_file is not None:
+        if input_file is not None:
             run_file(generator, input_file, output_file, options)
         elif as_json or "logprobs" in options or any(name in options for name in ("num_beams", "num_return_sequences")):
             _write_completions(generator, text, echo, as_json, options)
@@ -85,77 +93,99 @@ def generate(
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("prompt", required=False, default="")
-@generation_options
+@turn_options
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--threads", type=int, metavar="N", help="CPU threads. [default: the CPUs this process may use]")
 def chat(bundle: Path, prompt: str, device: str, threads: int | None, **values: Any) -> None:
     """Write a text together with the model in BUNDLE, turn by turn, beginning with PROMPT.
 
+    A line is added to the text as it is (begin it with a space where a word begins), and the model goes on; an empty
+    line lets it go on. Ctrl-C stops it, and what it wrote stays. A line that begins with / is a command:
+
     \b
-    A line is added to the text, and the model goes on; an empty line lets it go on as it is.
-    /rewind [N]  take back the last N turns      /text  show the whole text
-    /again       take back and try once more     /save FILE  write the text
-    /newline     end the text's last line        /quit  leave (or Ctrl-D)
-    Ctrl-C stops the model, and what it wrote stays.
+    /rewind [N]  take back the last N turns
+    /again       take the last turn back and try once more (with --seed or --temperature: another text)
+    /newline     end the text's last line
+    /text        show the whole text
+    /save FILE   write it to FILE
+    /quit        leave (or Ctrl-D)
     """
     options = read_options(values)
+    GenerationOptions.make(None, options)
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # input() then has keys to edit a line, and a history
     with _loaded(bundle, device, threads, options) as generator:
         click.echo(_CHAT_HELP, err=True)
         _Chat(generator.conversation(prompt), options).run(begun=prompt != "")
 
 
 class _Chat:
-    """The text, and what the last turn added to it."""
+    """The text, and how many turns there were."""
 
     def __init__(self, conversation: Conversation, options: dict[str, Any]) -> None:
         self._conversation = conversation
         self._options = options
-        self._added = ""
         self._turns = 0
 
     def run(self, *, begun: bool) -> None:
         if begun:
-            self._turn("")
+            self._obey("")
         while True:
             try:
                 line = input("> " if sys.stdin.isatty() else "")
-            except (EOFError, KeyboardInterrupt):
+            except EOFError:
                 click.echo(err=True)
                 return
-            name, _, rest = line.partition(" ")
-            if name == "/quit":
+            except KeyboardInterrupt:
+                click.echo("\n/quit or Ctrl-D leaves", err=True)
+                continue
+            except UnicodeDecodeError as error:
+                click.echo(f"the line is not UTF-8: {error}", err=True)
+                continue
+            if line == "/quit":
                 return
-            try:
-                self._obey(name, rest) if name.startswith("/") else self._turn(line)
-            except (OrtGptError, OSError, ValueError) as error:
-                click.echo(f"{name}: {error}", err=True)
+            self._obey(line)
 
-    def _obey(self, name: str, rest: str) -> None:
+    def _obey(self, line: str) -> None:
+        """Do what a line says; an error is one line, and the text is as before."""
+        try:
+            if line.startswith("/"):
+                self._command(*line.split(" ", 1))
+            else:
+                self._turn(line)
+        except OSError as error:
+            click.echo(f"{error.filename}: {error.strerror}", err=True)
+        except OrtGptError as error:
+            click.echo(with_flags(str(error)), err=True)
+
+    def _command(self, name: str, rest: str = "") -> None:
+        conversation = self._conversation
         if name == "/rewind":
-            self._conversation.rewind(int(rest) if rest else 1)
+            if rest and not rest.isdecimal():
+                raise OptionError(f"/rewind {rest} (accepted: a number of turns)")
+            conversation.rewind(int(rest or 1))
         elif name == "/again":
-            self._conversation.rewind()
-            self._turn(self._added)
+            self._turn(conversation.rewind())
         elif name == "/newline":
             self._turn("\n")
         elif name == "/text":
-            _write(self._conversation.text + "\n")
+            write_text(conversation.text + "\n")
         elif name == "/save" and rest:
-            Path(rest).write_text(self._conversation.text, encoding="utf-8")
+            Path(rest).write_text(conversation.text, encoding="utf-8")
         else:
-            click.echo(_CHAT_HELP, err=True)
+            click.echo(f"{name} is no command, or wants more\n{_CHAT_HELP}", err=True)
 
-    def _turn(self, text: str) -> None:
+    def _turn(self, text: str | list[int]) -> None:
         """Let the model go on behind `text`; Ctrl-C ends it, what it wrote stays. A seed counts up."""
         options = self._options
         if "seed" in options:
             options = options | {"seed": options["seed"] + self._turns}
         pieces = self._conversation.stream(text, **options)
-        self._added, self._turns = text, self._turns + 1
+        self._turns += 1
         with contextlib.suppress(KeyboardInterrupt), contextlib.closing(pieces):  # type: ignore[type-var]
             for piece in pieces:
-                _write(piece.text)
-        _write("\n")
+                write_text(piece.text)
+        write_text("\n")
 
 
 @contextlib.contextmanager
@@ -169,32 +199,37 @@ def _loaded(bundle: Path, device: str, threads: int | None, options: dict[str, A
         yield generator
 
 
-def _write(text: str) -> None:
-    stdout = sys.stdout.buffer  # bytes, so that no encoding of the terminal can fail
-    stdout.write(text.encode("utf-8", errors="replace"))
-    stdout.flush()
-
-
 def _write_stream(generator: Generator, text: str, echo: bool, options: dict[str, Any]) -> None:
     pieces = generator.stream(text, **options)
     if echo:
-        _write(text)
+        write_text(text)
+    last = None
     try:
-        for piece in pieces:
-            _write(piece.text)
+        for last in pieces:
+            write_text(last.text)
     finally:
-        _write("\n")
+        write_text("\n")
+    if last is not None:
+        _warn_if_cut(last, options)
 
 
 def _write_completions(generator: Generator, text: str, echo: bool, as_json: bool, options: dict[str, Any]) -> None:
     found = generator.generate_batch([text], **options)
     for place, completion in enumerate(found):
+        _warn_if_cut(completion, options)
         shown = (text if echo else "") + completion.text
         if as_json:
-            _write(json.dumps(completion_values(completion) | {"text": shown}) + "\n")
+            write_text(json.dumps(completion_values(completion) | {"text": shown}) + "\n")
         else:
-            _write(("---\n" if place else "") + shown + "\n")
+            write_text(("---\n" if place else "") + shown + "\n")
             _show_logprobs(generator.tokenizer, [*(completion.prompt_logprobs or ()), *(completion.logprobs or ())])
+
+
+def _warn_if_cut(done: Completion | Piece, options: dict[str, Any]) -> None:
+    """Say where a text does not follow its grammar to the end."""
+    if "grammar" in options and (done.finish_reason != "stop" or isinstance(done.stop_reason, str)):
+        why = f"the stop text {done.stop_reason!r}" if isinstance(done.stop_reason, str) else done.finish_reason
+        click.echo(f"the text is not whole by its grammar: it was ended by {why}", err=True)
 
 
 def _show_logprobs(tokenizer: Tokenizer, logprobs: list[TokenLogprob]) -> None:

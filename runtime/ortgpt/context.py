@@ -44,6 +44,8 @@ def fit_prompt(
     if overflow == "slide":
         most = n_positions - keep - 1
         stride = max(1, most // 2) if options.slide_tokens is None else options.slide_tokens
+        if keep > n_positions - 2:
+            raise OptionError(f"keep_tokens = {keep} (accepted: at most {n_positions - 2}, two less than the context)")
         if not 1 <= stride <= most:
             raise OptionError(
                 f"slide_tokens = {stride} with keep_tokens = {keep} (accepted: together at most {n_positions - 1}, one "

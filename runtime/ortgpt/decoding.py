@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ortgpt.cache import Cache, FixedCache, Held
+from ortgpt.cache import Cache, FixedCache
 from ortgpt.call import Call, Logits
 from ortgpt.errors import NonFiniteLogitsError
 from ortgpt.logprobs import token_logprob
@@ -37,7 +37,11 @@ class Decoding:
         self._rows = rows
         self._timings = timings
         self._prefixes = prefixes
-        self._given = cache
+        self.cache = cache or engine.new_cache(
+            len({tuple(row.seen()) for row in rows}),
+            max(row.room(engine.config.n_positions) for row in rows),
+            room=len(rows),
+        )
         self._slots = list(range(len(rows)))
         self._step_call: Call | None = None
         selector = engine.selector
@@ -64,13 +68,8 @@ class Decoding:
         engine, rows = self._engine, self._rows
         seen = [tuple(row.seen()) for row in rows]
         unique = list(dict.fromkeys(seen))
-        self.cache = self._given or engine.new_cache(
-            len(unique), max(row.room(engine.config.n_positions) for row in rows), room=len(rows)
-        )
-        if self._prefixes is not None and not self.cache.lengths.any():
-            held: list[Held | None] = [self._prefixes.find(ids) for ids in unique]
-            self.cache.fill(held)
-        rests = [ids[held:] for ids, held in zip(unique, self.cache.lengths.tolist(), strict=True)]
+        fill_prefixes(self.cache, self._prefixes, unique)
+        rests = [ids[done:] for ids, done in zip(unique, self.cache.lengths.tolist(), strict=True)]
         if self.cache.takes_several_tokens:
             call = engine.prefill_call(self.cache, rests)
             if len(unique) == len(rows):
@@ -78,7 +77,8 @@ class Decoding:
             logits = call.logits()[:, 0]
         else:
             logits = engine.prefill(self.cache, rests)[:, 0]
-        sources = [unique.index(ids) for ids in seen]
+        places = {ids: place for place, ids in enumerate(unique)}
+        sources = [places[ids] for ids in seen]
         if len(unique) < len(rows):
             self.cache.arrange(sources)
         return logits[sources]
@@ -123,11 +123,8 @@ class Decoding:
         ended = [slot for slot in slots if self._has_ended(slot)]
         if not ended:
             return True
-        if self._prefixes is not None:
-            for slot in ended:
-                row = self._rows[self._slots[slot]]
-                if row.window is None or not row.window.stride:
-                    self._prefixes.keep(row.ids[: int(self.cache.lengths[slot])], self.cache.read(slot))
+        for slot in ended:
+            keep_prefix(self._prefixes, self._rows[self._slots[slot]], self.cache, slot)
         going = [slot for slot in slots if not self._has_ended(slot)]
         if going and self._engine.session.device.is_cpu:
             rows = [self._rows[self._slots[slot]] for slot in going]
@@ -179,6 +176,18 @@ class Decoding:
             own.rewind(0)
             logits[slot] = self._engine.prefill(own, [rows[slot].seen()])[0, 0]
         return logits
+
+
+def fill_prefixes(cache: Cache, prefixes: PrefixCache | None, texts: Sequence[Sequence[int]]) -> None:
+    """Let each row of an empty cache hold what was kept of the beginning of its text; leave one that is not empty."""
+    if prefixes is not None and not cache.lengths.any():
+        cache.fill([prefixes.find(ids) for ids in texts])
+
+
+def keep_prefix(prefixes: PrefixCache | None, row: Row, cache: Cache, slot: int) -> None:
+    """Keep what the cache holds of a row that ended, unless parts of its text have been let go."""
+    if prefixes is not None and not (row.window is not None and row.window.stride):
+        prefixes.keep(row.ids[: int(cache.lengths[slot])], lambda: cache.read(slot))
 
 
 def pick_token(engine: Engine, logits: Logits, row: Row, index: int) -> int:

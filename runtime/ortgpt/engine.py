@@ -41,9 +41,10 @@ class Engine:
 
     @property
     def token_bytes(self) -> int:
-        """How much memory the keys and values of one token take."""
-        spec = self.session.cache
-        return 2 * self.config.n_layer * self.config.n_head * spec.head_dim * np.dtype(spec.dtype).itemsize
+        """How much memory one token takes: its keys and values, and logits where the graph computes all of them."""
+        spec, config = self.session.cache, self.config
+        held = 2 * config.n_layer * config.n_head * spec.head_dim * np.dtype(spec.dtype).itemsize
+        return held + (4 * config.vocab_size if spec.kind == CacheKind.GROWING else 0)
 
     @property
     def rows_are_views(self) -> bool:
@@ -75,9 +76,9 @@ class Engine:
             slides = row.window is not None and row.window.stride
             if prompt + new > n_positions and not slides:
                 fit = f"at most {n_positions - prompt} new tokens fit" if prompt < n_positions else "shorten the prompt"
-                fit += ", or give a context_overflow"
+                where = f"row {index}: " if len(rows) > 1 else ""
                 raise ContextLengthError(
-                    f"row {index}: a prompt of {prompt} tokens and {new} new ones exceed the context of {n_positions} "
+                    f"{where}a prompt of {prompt} tokens and {new} new ones exceed the context of {n_positions} "
                     f"tokens; {fit}"
                 )
 
@@ -99,7 +100,8 @@ class Engine:
         """
         self.check_context(rows)
         timings = Timings() if timings is None else timings
-        if len(rows) == 1 and rows[0].guess is not None:
+        assert len(rows) == 1 or not any(row.guess for row in rows), "rows that guess go one by one"
+        if rows[0].guess is not None:
             return guess_ahead(self, rows[0], rows[0].guess, timings, prefixes, cache)
         return Decoding(self, rows, timings, prefixes, cache).run()
 

@@ -44,5 +44,9 @@ class EngineError(OrtGptError, RuntimeError):
     """ONNX Runtime failed while running the graph."""
 
 
+class ConversationError(OrtGptError, RuntimeError):
+    """A turn of a conversation was begun while another was still open."""
+
+
 class ClosedError(OrtGptError, RuntimeError):
     """The generator was used after it was closed."""

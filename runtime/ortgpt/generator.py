@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any
 
@@ -17,16 +18,17 @@ import numpy.typing as npt
 
 from ortgpt.bundle import Bundle, open_bundle
 from ortgpt.cache import Cache
-from ortgpt.calls import AskedPrompt, Call
 from ortgpt.completion import Completion, Piece
 from ortgpt.contract import File, Key, Promise
 from ortgpt.conversation import Conversation
 from ortgpt.engine import Engine
 from ortgpt.errors import BundleError, ClosedError, DeviceError, OptionError, PromptError
 from ortgpt.grammar import Grammars
+from ortgpt.option_checks import check, read_integer
 from ortgpt.options import GenerationOptions, read_generation_config
 from ortgpt.prefill import find_prefill
 from ortgpt.prefixes import PrefixCache
+from ortgpt.request import AskedPrompt, Request, check_stream
 from ortgpt.scoring import Choice, Score, continuation_logprobs, score_ids
 from ortgpt.selector import open_selector
 from ortgpt.session import plan_session
@@ -146,8 +148,8 @@ class Generator:
         """
         if isinstance(prompts, str) or not isinstance(prompts, Iterable):
             raise PromptError(f"prompts = {_short(prompts)} (accepted: a list of prompts; generate takes a single one)")
-        if batch_tokens is not None and (not isinstance(batch_tokens, int) or batch_tokens < 1):
-            raise OptionError(f"batch_tokens = {batch_tokens!r} (accepted: an integer of 1 or more)")
+        batch_tokens = read_integer("batch_tokens", batch_tokens, 1, "an integer of 1 or more")
+        check("on_progress", on_progress, callable(on_progress), "a function of how many are done, and of how many")
         call = self.prepare(list(prompts), options, keywords, batch_tokens=batch_tokens)
         done = 0
         for active in call.run():
@@ -164,26 +166,25 @@ class Generator:
         as generate() does. Leaving the loop, or close(), ends the work and frees its cache.
         """
         made = GenerationOptions.make(options, keywords)
-        for name in ("num_beams", "num_return_sequences"):
-            if (getattr(made, name) or 1) > 1:
-                raise OptionError(f"{name} = {getattr(made, name)} (accepted when streaming: 1)")
-        if made.echo:
-            raise OptionError("echo = True (accepted when streaming: False; generate() reports the prompt's, too)")
+        check_stream(made)
         return self.prepare([prompt], made).pieces()
 
     async def agenerate(self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Any) -> Completion:
         """Do as generate(), in a thread, without holding up the event loop; cancelling the task ends it in a step."""
         from ortgpt.aio import run_to_end  # asyncio is for those who use it: it takes a while to import
 
-        return await run_to_end(self.generate, prompt, options, keywords)
+        return await run_to_end(partial(self.generate, prompt), GenerationOptions.make(options, keywords))
 
     def astream(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Any
     ) -> AsyncIterator[Piece]:
-        """Do as stream(), for `async for`: each step runs in a thread; leaving the loop or cancelling ends it."""
+        """Do as stream(), for `async for`: all work is done in a thread; leaving the loop or cancelling ends it.
+
+        Options and prompt are checked with the first piece.
+        """
         from ortgpt.aio import iterate_in_thread
 
-        return iterate_in_thread(self.stream(prompt, options, **keywords))
+        return iterate_in_thread(partial(self.stream, prompt, options, **keywords))
 
     def score(self, text: Prompt, *, stride: int | None = None) -> Score:
         """Measure how well the model predicts a text (or ids): nll, perplexity, bits per byte, each token's logprob.
@@ -194,7 +195,7 @@ class Generator:
         if isinstance(text, str):
             text_bytes = text.encode("utf-8", errors="surrogatepass")
             return score_ids(self.engine, self.start_id, self.tokenizer.encode(text), len(text_bytes), stride)
-        ids = self.prompt_ids(text)
+        ids = self.prompt_ids(text, "text")
         size_bytes = sum(len(self.tokenizer.token_bytes(token_id)) for token_id in ids)
         return score_ids(self.engine, self.start_id, ids, size_bytes, stride)
 
@@ -209,9 +210,10 @@ class Generator:
             raise OptionError(f"normalize = {normalize!r} (accepted: tokens, bytes, none)")
         if isinstance(continuations, str) or not isinstance(continuations, Iterable):
             raise PromptError(f"continuations = {_short(continuations)} (accepted: a list of texts or token ids)")
-        given = [self.prompt_ids(each) for each in continuations]
+        given = [self.prompt_ids(each, f"continuations[{place}]") for place, each in enumerate(continuations)]
         if not given or not all(given):
-            raise PromptError("continuations: none, or an empty one (accepted: at least one, of one token or more)")
+            which = f"continuations[{given.index([])}] is empty" if given else "no continuations"
+            raise PromptError(f"{which} (accepted: at least one, of one token or more)")
         found = continuation_logprobs(self.engine, self.prompt_ids(prompt) or [self.start_id], given)
         choices = []
         for index, (ids, logprobs) in enumerate(zip(given, found, strict=True)):
@@ -232,13 +234,13 @@ class Generator:
         return Conversation(self, self.prompt_ids(text))
 
     def prefix_cache(self, *, size_bytes: int) -> PrefixCache:
-        """Keep the keys and values of texts from now on, at most `size_bytes`, for all calls that begin like them.
+        """Keep the keys and values of texts from now on, at most `size_bytes`, for what begins like them.
 
-        Returns the cache, whose clear() empties it; a size of 0 turns it off. Raises OptionError for a negative size,
-        and DeviceError on a GPU, where a cache cannot be kept so far.
+        generate(), generate_batch(), stream() and conversations look there; beams, score(), choose() and what is
+        deterministic do not. Returns the cache, whose clear() empties it; a size of 0 turns it off. Raises OptionError
+        for a negative size, and DeviceError on a GPU, where rows cannot be begun anew so far.
         """
-        if isinstance(size_bytes, bool) or not isinstance(size_bytes, int) or size_bytes < 0:
-            raise OptionError(f"size_bytes = {size_bytes!r} (accepted: an integer of 0 or more)")
+        size_bytes = read_integer("size_bytes", size_bytes, 0, "an integer of 0 or more") or 0
         if not self.engine.session.device.is_cpu:
             raise DeviceError(f"prefix_cache works on the CPU only so far, and this bundle runs on {self.device}")
         cache = PrefixCache(size_bytes)
@@ -263,8 +265,8 @@ class Generator:
             return self.bundle.config.eos_token_ids[0]
         raise PromptError("the model has no end-of-text token to start from; give a prompt of at least one token")
 
-    def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Return the ids of a prompt. Raises PromptError for what is none, and for ids beyond the vocabulary."""
+    def prompt_ids(self, prompt: Prompt, name: str = "prompt") -> list[int]:
+        """Return the ids of a prompt. Raises PromptError, with its `name`, for what is none and for unknown ids."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         try:
@@ -272,12 +274,12 @@ class Generator:
         except (TypeError, ValueError):
             array = np.asarray(None)
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-            raise PromptError(f"prompt = {_short(prompt)} (accepted: a text, or a sequence of token ids)")
+            raise PromptError(f"{name} = {_short(prompt)} (accepted: a text, or a sequence of token ids)")
         ids = [int(token_id) for token_id in array]
         limit = self.engine.allowed_vocab_size
         bad = [token_id for token_id in ids if not 0 <= token_id < limit]
         if bad:
-            raise PromptError(f"token id {bad[0]} is not in the vocabulary (accepted: 0 to {limit - 1})")
+            raise PromptError(f"{name}: token id {bad[0]} is not in the vocabulary (accepted: 0 to {limit - 1})")
         return ids
 
     def prepare(
@@ -288,7 +290,7 @@ class Generator:
         *,
         batch_tokens: int | None = None,
         cache: Cache | None = None,
-    ) -> Call:
+    ) -> Request:
         """Check prompts and options, and return the call that they make, for what is built on this class.
 
         `cache`, for one prompt, holds the beginning of its tokens, and stays.
@@ -312,11 +314,11 @@ class Generator:
                 for each in options
             ]
             seeds = [seed for each in resolved for seed in each.seeds_for(1)]
-        asked = [
-            AskedPrompt(self.prompt_ids(prompt) or [self.start_id], each, seed)
-            for prompt, each, seed in zip(prompts, resolved, seeds, strict=True)
-        ]
-        return Call(
+        asked = []
+        for place, (prompt, each, seed) in enumerate(zip(prompts, resolved, seeds, strict=True)):
+            name = f"prompts[{place}]" if len(prompts) > 1 else "prompt"
+            asked.append(AskedPrompt(self.prompt_ids(prompt, name) or [self.start_id], each, seed))
+        return Request(
             self, engine, asked, batch_tokens=batch_tokens, cache=cache, tokenize_s=time.perf_counter() - started
         )
 

@@ -42,7 +42,7 @@ class Grammars:
         Raises OptionError for a grammar that llguidance does not take, and where it is not installed.
         """
         if importlib.util.find_spec("llguidance") is None:
-            raise OptionError("grammar needs llguidance: pip install 'ortgpt[grammar]'")
+            raise OptionError("grammar needs llguidance, which is not installed; run `pip install llguidance`")
         import llguidance
 
         text = _compile(llguidance, grammar)
@@ -126,7 +126,7 @@ def _compile(llguidance: Any, grammar: Grammar) -> str:
     elif isinstance(grammar, Mapping):
         try:
             found = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(dict(grammar)), _JSON_STYLE)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise OptionError(f"grammar = {shown(grammar)} is no JSON schema: {error}") from None
     else:
         choices: Sequence[str] = tuple(grammar)

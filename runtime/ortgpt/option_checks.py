@@ -22,19 +22,21 @@ def check(name: str, value: object, good: bool, accepted: str) -> None:
 
 def read_number(name: str, value: Any, low: float, high: float, accepted: str) -> float | None:
     """Turn any kind of real number, numpy's included, into a float from `low` to `high`."""
-    number = as_float(value)
+    number = as_float(_single(value))
     check(name, value, number is not None and low <= number <= high, accepted)
     return number
 
 
 def read_integer(name: str, value: Any, least: int, accepted: str) -> int | None:
     """Turn any kind of integer, numpy's included, into an int of at least `least`."""
+    value = _single(value)
     check(name, value, is_int(value, least), accepted)
     return None if value is None else int(value)
 
 
 def read_tuple(name: str, value: Any, accepts: Accepts, accepted: str, least: int = 0) -> tuple[Any, ...] | None:
     """Turn a single value or an iterable of at least `least` of them into a tuple, each value checked."""
+    value = _single(value)
     if value is None:
         return None
     several = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
@@ -43,8 +45,16 @@ def read_tuple(name: str, value: Any, accepts: Accepts, accepted: str, least: in
     return tuple(int(item) if is_int(item, 0) else item for item in values)
 
 
+def read_bool(name: str, value: Any) -> bool | None:
+    """Turn a truth value, numpy's included, into a bool."""
+    value = _single(value)
+    check(name, value, isinstance(value, (bool, np.bool_)), "true or false")
+    return None if value is None else bool(value)
+
+
 def read_words(name: str, value: Any) -> tuple[str | tuple[int, ...], ...] | None:
     """Turn a text, or a list of texts and of sequences of ids, into a tuple."""
+    value = _single(value)
     if value is None:
         return None
     single = isinstance(value, str) or not isinstance(value, Iterable)
@@ -52,7 +62,7 @@ def read_words(name: str, value: Any) -> tuple[str | tuple[int, ...], ...] | Non
     found: list[str | tuple[int, ...]] = []
     for word in words:
         ids = () if isinstance(word, str) or not isinstance(word, Iterable) else tuple(word)
-        good = (isinstance(word, str) and word != "") or (ids != () and all(is_int(each, 0) for each in ids))
+        good = is_text(word) or (ids != () and all(is_int(each, 0) for each in ids))
         check(name, value, good, "a text, or a list of texts or of sequences of token ids, none of them empty")
         found.append(word if isinstance(word, str) else tuple(int(each) for each in ids))
     return tuple(found)
@@ -64,8 +74,8 @@ def read_bias(name: str, value: Any) -> dict[int, float] | None:
         return None
     good = isinstance(value, Mapping) and all(is_int(key, 0) for key in value)
     numbers_of = {int(key): as_float(each) for key, each in value.items()} if good else {}
-    good = good and all(each is not None and each < math.inf for each in numbers_of.values())
-    check(name, value, good, "a mapping from token ids to finite numbers, or to -inf")
+    good = good and all(each is not None and (abs(each) <= 1e30 or each == -math.inf) for each in numbers_of.values())
+    check(name, value, good, "a mapping from token ids to numbers from -1e30 to 1e30, or -inf")
     return {key: float(each) for key, each in numbers_of.items() if each is not None}
 
 
@@ -82,6 +92,22 @@ def as_float(value: object) -> float | None:
 def is_int(value: object, least: int) -> bool:
     """Tell whether a value is an integer of at least `least`, and no truth value."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def is_text(value: object) -> bool:
+    """Tell whether a value is a text of at least one character, each of them whole."""
+    if not isinstance(value, str) or not value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half a character, which no text that is generated can have
+        return False
+    return True
+
+
+def _single(value: Any) -> Any:
+    """Return what an array without axes holds; anything else as it is."""
+    return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
 def shown(value: object) -> str:

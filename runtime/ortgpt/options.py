@@ -16,7 +16,9 @@ from ortgpt.errors import OptionError, UnknownOptionError
 from ortgpt.option_checks import (
     check,
     is_int,
+    is_text,
     read_bias,
+    read_bool,
     read_integer,
     read_number,
     read_tuple,
@@ -31,8 +33,11 @@ _WITHOUT_BEARING = frozenset(
     {"transformers_version", "_from_model_config", "bos_token_id", "pad_token_id", "use_cache", "output_attentions",
      "output_hidden_states", "return_dict_in_generate", "output_scores"}
 )  # fmt: skip
-# Values of keys not used here that ask for nothing.
-_NEUTRAL = {"num_beams": 1, "num_return_sequences": 1, "length_penalty": 1.0}
+# Values that ask for nothing.
+_NEUTRAL = {
+    "num_beams": 1, "num_return_sequences": 1, "length_penalty": 1.0, "early_stopping": False, "echo": False,
+    "keep_tokens": 0,
+}  # fmt: skip
 _FROM_BUNDLE = (
     "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size",
     "suppress_tokens", "max_new_tokens", "min_new_tokens", "eos_token_id",
@@ -48,7 +53,11 @@ _NEEDS: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("num_assistant_tokens", "assistant_model", lambda model: model is not None, "an assistant_model"),
 )
 # What cannot be had together with num_beams above 1, beside the options of sampling.
-_NOT_WITH_BEAMS = ("logprobs", "prompt_lookup_num_tokens", "assistant_model", "grammar", "context_overflow")
+_NOT_WITH_BEAMS = (
+    "logprobs", "prompt_lookup_num_tokens", "assistant_model", "grammar", "context_overflow", "deterministic"
+)  # fmt: skip
+MOST_BEAMS = 256
+MOST_LOOKUP = 32  # tokens; more were never guessed at once with profit
 
 _logger = logging.getLogger(__name__)
 
@@ -79,7 +88,7 @@ class GenerationOptions:
     min_new_tokens       no end-of-text before this many tokens (default 0)
     stop                 text, or several, that ends the continuation and is not part of it
     eos_token_id         id, or several, that end the continuation; an empty list for none
-    timeout_s            end the continuation after this many seconds
+    timeout_s            end the continuation this many seconds after the call
     cancel               a threading.Event (or what has is_set()) that ends the continuation when it is set
     seed                 an integer for every row, or a list with one a row; None draws fresh entropy
     num_return_sequences continuations for each prompt (default 1)
@@ -139,17 +148,17 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         for name in ("do_sample", "echo", "deterministic"):
-            check(name, getattr(self, name), isinstance(getattr(self, name), bool), "true or false")
+            self._set(name, read_bool(name, getattr(self, name)))
         most = sys.float_info.max
         for name, low, high, accepted in (
-            ("temperature", 0.0, most, "a number of 0 or more"),
+            ("temperature", 0.0, 1e30, "a number from 0 to 1e30"),
             ("top_p", 0.0, 1.0, "a number from 0 to 1"),
             ("min_p", 0.0, 1.0, "a number from 0 to 1"),
             ("typical_p", 1e-9, 1.0, "a number above 0, at most 1"),
             ("repetition_penalty", 1e-3, 1e3, "a number from 0.001 to 1000"),
             ("presence_penalty", -1e3, 1e3, "a number from -1000 to 1000"),
             ("frequency_penalty", -1e3, 1e3, "a number from -1000 to 1000"),
-            ("length_penalty", -1e2, 1e2, "a number from -100 to 100"),
+            ("length_penalty", -10.0, 10.0, "a number from -10 to 10"),
             ("timeout_s", 1e-9, most, "a number of seconds above 0"),
         ):
             self._set(name, read_number(name, getattr(self, name), low, high, accepted))
@@ -159,18 +168,23 @@ class GenerationOptions:
             ("prompt_lookup_num_tokens", 1), ("num_assistant_tokens", 1), ("pad_token_id", 0),
         ):  # fmt: skip
             self._set(name, read_integer(name, getattr(self, name), least, f"an integer of {least} or more"))
+        for name, most_of_it in (("num_beams", MOST_BEAMS), ("prompt_lookup_num_tokens", MOST_LOOKUP)):
+            value = getattr(self, name)
+            check(name, value, value is None or value <= most_of_it, f"an integer from 1 to {most_of_it}")
         self._read_several()
         early = self.early_stopping
-        check("early_stopping", early, isinstance(early, bool) or early == "never", 'true, false or "never"')
-        check("context_overflow", self.context_overflow, self.context_overflow in _OVERFLOWS, ", ".join(_OVERFLOWS))
+        never = isinstance(early, str) and early == "never"
+        check("early_stopping", early, isinstance(early, bool) or never, 'true, false or "never"')
+        how = self.context_overflow
+        check("context_overflow", how, isinstance(how, str) and how in _OVERFLOWS, ", ".join(_OVERFLOWS))
         check("cancel", self.cancel, callable(getattr(self.cancel, "is_set", None)), "a threading.Event")
         model = self.assistant_model
         check("assistant_model", model, hasattr(model, "engine"), "a generator that ortgpt.load returned")
 
     def _read_several(self) -> None:
         """Read lists, arrays, mappings and generators, once."""
-        text = "a text of at least one character"
-        self._set("stop", read_tuple("stop", self.stop, lambda stop: isinstance(stop, str) and stop != "", text))
+        text = "a text of at least one character, in whole characters"
+        self._set("stop", read_tuple("stop", self.stop, is_text, text))
         for name in ("eos_token_id", "suppress_tokens"):
             self._set(name, read_tuple(name, getattr(self, name), lambda each: is_int(each, 0), "a token id"))
         self._set("bad_words", read_words("bad_words", self.bad_words))
@@ -182,13 +196,17 @@ class GenerationOptions:
         else:
             whole = "an integer of 0 or more"
             self._set("seed", read_tuple("seed", self.seed, lambda seed: is_int(seed, 0), whole, least=1))
-        if self.grammar is not None and not isinstance(self.grammar, (str, Mapping)):
-            several = isinstance(self.grammar, Iterable)
-            choices = tuple(self.grammar) if several else ()
-            good = choices != () and all(isinstance(each, str) and each != "" for each in choices)
-            check("grammar", self.grammar, good, "a regular expression, a JSON schema, or a list of choices")
-            self._set("grammar", choices)
-        check("grammar", self.grammar, self.grammar != "", "a regular expression, a JSON schema, or a list of choices")
+        self._read_grammar()
+
+    def _read_grammar(self) -> None:
+        accepted = "a regular expression, a JSON schema, or a list of choices, in whole characters"
+        if self.grammar is None or isinstance(self.grammar, Mapping):
+            return
+        if isinstance(self.grammar, str):
+            check("grammar", self.grammar, is_text(self.grammar), accepted)
+            return
+        choices = read_tuple("grammar", self.grammar, is_text, accepted, least=1)
+        self._set("grammar", choices)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -199,7 +217,11 @@ class GenerationOptions:
         known = [field.name for field in fields(cls)]
         unknown = [name for name in keywords if name not in known]
         if unknown:
-            raise UnknownOptionError(f"unknown option {', '.join(unknown)} (accepted: {', '.join(known)})")
+            import difflib
+
+            near = [match for name in unknown for match in difflib.get_close_matches(name, known, 1, 0.5)]
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise UnknownOptionError(f"unknown option {', '.join(unknown)}{hint} (accepted: {', '.join(known)})")
         if options is not None and not isinstance(options, cls):
             raise OptionError(f"options = {options!r} (accepted: a GenerationOptions; give single options by keyword)")
         return replace(options or cls(), **keywords)
@@ -290,8 +312,12 @@ class GenerationOptions:
                 f"{self._given(sampling)} would have no effect with {why}: leave it out, or let it sample"
             )
         for name, other, good, wanted in _NEEDS:
-            if _is_given(self, name) and not good(getattr(self, other)):
+            if getattr(self, name) not in (None, _NEUTRAL.get(name)) and not good(getattr(self, other)):
                 raise OptionError(f"{self._given([name])} would have no effect without {wanted}")
+        if self.grammar is not None and self.min_new_tokens:
+            raise OptionError(
+                f"{self._given(['min_new_tokens'])} cannot be had with a grammar, which says when a text ends"
+            )
         if self.prompt_lookup_num_tokens and self.assistant_model is not None:
             raise OptionError("prompt_lookup_num_tokens and assistant_model both guess: give one of them")
         if beams > 1:

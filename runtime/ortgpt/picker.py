@@ -12,9 +12,14 @@ import numpy as np
 
 from ortgpt import sampling
 from ortgpt.errors import OptionError
-from ortgpt.processors import MinNewTokens, Processor, RepetitionPenalty, make_processors
+from ortgpt.processors import MinNewTokens, RepetitionPenalty, make_processors
 from ortgpt.resolved import ResolvedOptions, Seed
 from ortgpt.sampling import Floats, Ids
+
+NOTHING_LEFT = (
+    "the options leave no token to pick: bad_words, suppress_tokens, no_repeat_ngram_size, min_new_tokens, a grammar "
+    "or a logits_processor forbid all of them"
+)
 
 
 class Mask(Protocol):
@@ -48,11 +53,6 @@ class Picker:
         self._forbids = bool(self._processors) or grammar is not None
         known = (self._repetition is not None) + (self._minimum is not None)
         self._few_decide = len(self._processors) == known and grammar is None
-
-    @property
-    def processors(self) -> Sequence[Processor]:
-        """What changes the logits before the draw."""
-        return self._processors
 
     @property
     def penalty(self) -> float:
@@ -92,10 +92,7 @@ class Picker:
 
     def _pick(self, logits: Floats) -> int:
         if self._forbids and logits.max() == -np.inf:
-            raise OptionError(
-                "the options leave no token to pick: bad_words, suppress_tokens, no_repeat_ngram_size, min_new_tokens, "
-                "a grammar or a logits_processor forbid all of them"
-            )
+            raise OptionError(NOTHING_LEFT)
         if self.rng is None:
             return sampling.greedy(logits)
         options = self._options

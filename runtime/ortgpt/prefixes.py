@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -44,19 +44,22 @@ class PrefixCache:
             self.reused_tokens += most
             return [part[:, :most] for part in self._entries[best][1]]
 
-    def keep(self, ids: Sequence[int], held: Held) -> None:
-        """Keep what the cache holds of `ids`; what is the beginning of it is let go."""
+    def keep(self, ids: Sequence[int], read: Callable[[], Held]) -> None:
+        """Keep what `read` returns of `ids`, unless it is held already or too large; what begins it is let go."""
         array = np.array(ids, np.int64)
+        with self._lock:
+            for key, (kept, _) in self._entries.items():
+                if kept.size >= array.size and np.array_equal(kept[: array.size], array):
+                    self._entries.move_to_end(key)
+                    return
+        held = read()
         size = sum(part.nbytes for part in held)
         if not array.size or size > self.size_bytes:
             return
         with self._lock:
             for key, (kept, parts) in list(self._entries.items()):
-                if kept.size <= array.size and np.array_equal(kept, array[: kept.size]):
+                if np.array_equal(kept, array[: kept.size]):
                     self._drop(key, parts)
-                elif kept.size > array.size and np.array_equal(kept[: array.size], array):
-                    self._entries.move_to_end(key)
-                    return
             while self.used_bytes + size > self.size_bytes:
                 key = next(iter(self._entries))
                 self._drop(key, self._entries[key][1])

@@ -183,4 +183,10 @@ class Custom:
                 f"logits_processor returned {found.dtype} of shape {found.shape} (accepted: floats of shape "
                 f"{logits.shape})"
             )
-        logits[...] = found
+        with np.errstate(over="ignore"):
+            logits[...] = found
+        if np.isnan(logits).any() or np.isposinf(logits).any():
+            raise OptionError(
+                "logits_processor returned NaN, infinity or more than a float32 holds (accepted: numbers, and -inf to "
+                "forbid)"
+            )

@@ -72,8 +72,8 @@ class ResolvedOptions:
             return self.max_new_tokens
         if self.context_overflow == "slide":
             return max(self.least_new_tokens, self.usual_new_tokens)
-        if self.context_overflow == "truncate":
-            prompt_tokens = min(prompt_tokens, max(1, n_positions - self.usual_new_tokens))
+        if self.context_overflow == "truncate" and prompt_tokens >= n_positions:
+            prompt_tokens = n_positions - n_positions // 2
         return max(self.least_new_tokens, min(self.usual_new_tokens, n_positions - prompt_tokens))
 
     def seeds_for(self, row_count: int) -> list[int | None]:

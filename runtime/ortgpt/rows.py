@@ -28,8 +28,8 @@ class Pick(Protocol):
     def among(self, few: npt.NDArray[np.int64], logits: Logits, ids: Sequence[int]) -> int: ...
 
 
-class Guess(Protocol):
-    """Guesses what a row goes on with; see `guesses`."""
+class Guesser(Protocol):
+    """Guesses what a row goes on with; see `guessers`."""
 
     def propose(self, ids: Sequence[int], most: int) -> list[int]:
         """Return at most `most` ids that may follow `ids`."""
@@ -62,7 +62,7 @@ class Row:
     eos_token_ids: frozenset[int]
     pick: Pick
     window: Window | None = None
-    guess: Guess | None = None
+    guess: Guesser | None = None
     grammar: Grammar | None = None
     logprobs: int | None = None
     deadline: float | None = None

@@ -15,8 +15,9 @@ import numpy.typing as npt
 from ortgpt.cache import Cache
 from ortgpt.call import Logits
 from ortgpt.engine import Engine
-from ortgpt.errors import ContextLengthError, NonFiniteLogitsError, OptionError, PromptError
+from ortgpt.errors import ContextLengthError, NonFiniteLogitsError, PromptError
 from ortgpt.logprobs import TokenLogprob, log_softmax, token_logprob
+from ortgpt.option_checks import check, read_integer
 
 _PIECE = 128  # tokens of a prefill whose logits are held at once
 
@@ -72,9 +73,9 @@ def score_ids(
     if not token_ids:
         raise PromptError("nothing to score: the text is empty (accepted: at least one token)")
     n_positions = engine.config.n_positions
-    stride = max(1, n_positions // 2) if stride is None else stride
-    if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= n_positions:
-        raise OptionError(f"stride = {stride!r} (accepted: an integer from 1 to the context, {n_positions})")
+    accepted = f"an integer from 1 to the context, {n_positions}"
+    stride = read_integer("stride", stride, 1, accepted) or max(1, n_positions // 2)
+    check("stride", stride, stride <= n_positions, accepted)
     ids = np.array([start_id, *token_ids], np.int64)
     logprobs = np.empty(len(token_ids))
     done = 0

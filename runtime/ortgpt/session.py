@@ -20,6 +20,7 @@ from ortgpt.bundle import Bundle
 from ortgpt.contract import CACHE_KINDS, DType, Role, Spec, Target, graph_tensors, selector_tensors
 from ortgpt.cpus import allowed_cpus
 from ortgpt.errors import BundleError, DeviceError, OptionError
+from ortgpt.external_data import external_files
 from ortgpt.integers import multiplies_exactly
 from ortgpt.manifest import CacheSpec, GraphSpec, describe_graph
 
@@ -133,6 +134,9 @@ def _plan(
 
     def open_() -> Session:
         path = bundle.path / graph.file
+        unlisted = external_files(path) - bundle.manifest.files.keys()
+        if unlisted:
+            raise BundleError(f"{path} reads weights from {_list(sorted(unlisted))}, which the manifest does not list")
         handle = _open_cpu(ort, path, options) if device.is_cpu else _open_gpu(ort, path, options, device)
         _check_tensors(bundle, graph, handle)
         return Session(handle, ort, graph, device, count)
@@ -228,7 +232,7 @@ def _is_known(graph: GraphSpec) -> bool:
 
 def import_onnxruntime(minimum: str) -> ModuleType:
     """Import onnxruntime. Raises DeviceError when it is missing, older than `minimum` or installed twice."""
-    installed = _installed_wheels()
+    installed = installed_wheels()
     if len(installed) > 1:
         raise DeviceError(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other; run "
@@ -289,7 +293,7 @@ def _shown(spec: Spec | None) -> str:
 
 
 @functools.cache
-def _installed_wheels() -> list[str]:
+def installed_wheels() -> list[str]:
     """Return the distributions that have put their files where onnxruntime would be imported from."""
     spec = importlib.util.find_spec("onnxruntime")
     if spec is None or spec.origin is None:

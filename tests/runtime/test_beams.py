@@ -10,6 +10,7 @@ import torch
 
 import ortgpt
 from ortgpt import OptionError
+from ortgpt.cache import FixedCache
 
 
 def beams_of_transformers(model: Any, ids: list[int], **options: Any) -> tuple[list[list[int]], list[float]]:
@@ -67,12 +68,45 @@ def test_one_beam_search_among_other_prompts(small: ortgpt.Generator) -> None:
         assert small.generate(prompt, each, max_new_tokens=8).token_ids == row.token_ids
 
 
-def test_a_stop_string_ends_a_beam(small: ortgpt.Generator) -> None:
-    free = small.generate("a man", max_new_tokens=10, num_beams=3, eos_token_id=[])
-    stop = free.text[4:6]
-    done = small.generate("a man", max_new_tokens=10, num_beams=3, eos_token_id=[], stop=stop)
-    assert stop not in done.text
-    assert (done.finish_reason, done.stop_reason) in (("stop", stop), ("length", None))
+def test_a_stop_string_ends_a_beam_as_end_of_text_does(small: ortgpt.Generator) -> None:
+    """A token whose text only it has, as stop string and as end-of-text: the same beams, but for the token itself."""
+    options: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 12, "num_return_sequences": 3, "length_penalty": 0.5}
+    ended = 0
+    for seed in range(8):
+        ids = np.random.default_rng(seed).integers(300, size=8).tolist()
+        free = small.generate_batch([ids], eos_token_id=[], **options)[0]
+        for token_id in free.token_ids[2:8]:
+            stop = small.tokenizer.decode([token_id])
+            others = [each for each in range(300) if each != token_id and stop in small.tokenizer.decode([each])]
+            if "\ufffd" in stop or others or len(stop) > 1:
+                continue
+            by_text = small.generate_batch([ids], stop=stop, eos_token_id=[], **options)
+            by_id = small.generate_batch([ids], eos_token_id=token_id, **options)
+            assert [each.token_ids for each in by_text] == [each.token_ids for each in by_id]
+            assert [each.score for each in by_text] == [each.score for each in by_id]
+            ended += sum(each.stop_reason == stop for each in by_text)
+    assert ended
+
+
+def test_no_token_left_is_an_error(small: ortgpt.Generator) -> None:
+    with pytest.raises(OptionError, match="leave no token to pick"):
+        small.generate("a", num_beams=2, suppress_tokens=range(300))
+
+
+def test_beams_on_a_cache_without_buffers(small: ortgpt.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where rows are moved by way of the CPU, into the memory that is bound."""
+    want = small.generate_batch(["a man"], num_beams=4, num_return_sequences=4, max_new_tokens=12)
+    new_cache = small.engine.new_cache
+
+    def on_device(batch_size: int, tokens: int, *, room: int | None = None) -> FixedCache:
+        cache = new_cache(batch_size, tokens, room=room)
+        assert isinstance(cache, FixedCache)
+        values = [small.engine.session.empty(buffer.shape, "float32") for buffer in cache.buffers]
+        return FixedCache(cache.session, cache.capacity, values, [], cache.lengths)
+
+    monkeypatch.setattr(small.engine, "new_cache", on_device)
+    found = small.generate_batch(["a man"], num_beams=4, num_return_sequences=4, max_new_tokens=12)
+    assert [(each.token_ids, each.score) for each in found] == [(each.token_ids, each.score) for each in want]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +119,8 @@ def test_a_stop_string_ends_a_beam(small: ortgpt.Generator) -> None:
         ({"length_penalty": 2.0}, "no effect without num_beams"),
         ({"num_beams": 2, "logprobs": 1}, "logprobs = 1 cannot be had"),
         ({"num_beams": 0}, "num_beams = 0"),
+        ({"num_beams": 257}, "num_beams = 257 .*from 1 to 256"),
+        ({"num_beams": 2, "deterministic": True}, "deterministic = True cannot be had"),
         ({"early_stopping": "maybe"}, "early_stopping = 'maybe'"),
     ],
 )

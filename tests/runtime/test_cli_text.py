@@ -108,15 +108,20 @@ def test_an_assistant_by_its_path(small_bundle: Path, small: ortgpt.Generator) -
     [
         (["--logit-bias", "5"], ["--logit-bias '5'", "ID=NUMBER"]),
         (["--grammar-regex", "a", "--grammar-choice", "b"], ["exclude each other"]),
-        (["--grammar-json-schema", "{bad"], ["no JSON"]),
+        (["--logit-bias", "5=1", "--logit-bias", "5=2"], ["a token id twice"]),
+        (["--grammar-json-schema", "{bad"], ["no JSON", "accepted: a JSON object"]),
+        (["--grammar-json-schema", "[1]"], ["'[1]' is no file", "accepted: a JSON object"]),
         (["--grammar-regex", "("], ["is not accepted"]),
-        (["--num-beams", "0"], ["num_beams = 0"]),
-        (["--early-stopping", "soon", "--num-beams", "2"], ["early_stopping = 'soon'", '"never"']),
-        (["--input", "x.jsonl"], ["--input and --output go together"]),
-        (["a", "--input", "x.jsonl", "--output", "y"], ["leave out PROMPT"]),
-        (["--suppress-tokens", "300"], ["suppress_tokens = 300 is not in the vocabulary"]),
-        (["--timeout", "0"], ["timeout_s = 0.0"]),
-        (["--stop", ""], ["stop = "]),
+        (["--num-beams", "0"], ["--num-beams = 0"]),
+        (["--early-stopping", "soon", "--num-beams", "2"], ["--early-stopping = 'soon'", '"never"']),
+        (["--output", "x.jsonl"], ["--output wants --input"]),
+        (["a", "--input", "x.jsonl", "--output", "y"], ["PROMPT cannot be had with --input"]),
+        (["--input", "x.jsonl", "--echo"], ["--echo cannot be had with --input"]),
+        (["--greedy", "--seed", "3"], ["--seed = 3 would have no effect with --greedy"]),
+        (["--assistant-tokens", "3"], ["--assistant-tokens = 3 would have no effect without an assistant_model"]),
+        (["--suppress-tokens", "300"], ["--suppress-tokens = 300 is not in the vocabulary"]),
+        (["--timeout", "0"], ["--timeout = 0.0"]),
+        (["--stop", ""], ["--stop = "]),
         (["--num-return-sequences", "2"], ["the same text again"]),
     ],
 )
@@ -138,22 +143,46 @@ def test_a_file_of_prompts(small_bundle: Path, small: ortgpt.Generator, tmp_path
     assert (done.exit_code, done.stdout) == (0, "")
     whole = target.read_bytes()
     records = [json.loads(line) for line in whole.splitlines()]
-    assert [record["index"] for record in records] == [0, 1, 2, 3]
+    assert [record["line"] for record in records] == [1, 2, 3, 4]
     assert [record["prompt"] for record in records] == ["It is", [5, 6, 7], "a man", ""]
     own: list[dict[str, Any]] = [{}, {}, {"max_new_tokens": 3}, {"seed": 4}]
     for record, options in zip(records, own, strict=True):
         want = small.generate(record["prompt"], **{"max_new_tokens": 8} | options)
         assert (record["token_ids"], record["text"]) == (want.token_ids, want.text)
     # Gone on with, wherever it was cut.
-    for size in (0, 1, len(whole) // 2, len(whole) - 1, len(whole)):
+    first = whole.index(b"\n")
+    for size in (0, 1, first, first + 1, len(whole) // 2, len(whole) - 1, len(whole)):
         target.write_bytes(whole[:size])
         assert run(*args).exit_code == 0
         again = [json.loads(line) for line in target.read_bytes().splitlines()]
         assert [each["token_ids"] for each in again] == [each["token_ids"] for each in records]
+    streamed = run(*args[:4], *args[6:])  # without --output
+    assert [json.loads(line)["token_ids"] for line in streamed.stdout.splitlines()] == [
+        record["token_ids"] for record in records
+    ]
+    for changed in ((*args, "--seed", "1"), (*args[:-1], "9")):
+        refused = run(*changed)
+        assert (refused.exit_code, "from other prompts, options or weights" in refused.stderr) == (2, True)
     source.write_text('"another"\n')
-    other = run(*args)
-    assert (other.exit_code, "was written from other prompts" in other.stderr) == (2, True)
-    assert target.read_bytes().count(b"\n") == 4
+    assert run(*args).exit_code == 2
+    assert target.read_bytes() == whole
+    target.write_text("notes of somebody, without an end of line")
+    assert "none of this command's" in run(*args).stderr
+    assert target.read_text().startswith("notes")
+
+
+def test_odd_lines_of_a_file_of_prompts(small_bundle: Path, small: ortgpt.Generator, tmp_path: Path) -> None:
+    """A byte-order mark, CRLF, separators of lines that JSON does not know, ids as texts."""
+    source = tmp_path / "in.jsonl"
+    text = "a\u2028b\x85c"
+    source.write_bytes(
+        b"\xef\xbb\xbf" + json.dumps(text, ensure_ascii=False).encode() + b"\r\n"
+        + b'{"prompt": "a", "logit_bias": {"5": 100}}\r\n'
+    )  # fmt: skip
+    found = values_of(run("generate", small_bundle, "--input", source, "--max-new-tokens", "3"))
+    assert [each["prompt"] for each in found] == [text, "a"]
+    assert found[0]["token_ids"] == small.generate(text, max_new_tokens=3).token_ids
+    assert found[1]["token_ids"] == [5, 5, 5]
 
 
 def test_several_continuations_of_a_file_of_prompts(small_bundle: Path, tmp_path: Path) -> None:
@@ -163,7 +192,7 @@ def test_several_continuations_of_a_file_of_prompts(small_bundle: Path, tmp_path
             "1", "--max-new-tokens", "4")  # fmt: skip
     assert run(*args).exit_code == 0
     lines = target.read_bytes().splitlines(keepends=True)
-    assert [json.loads(line)["index"] for line in lines] == [0, 0, 0, 1, 1, 1]
+    assert [json.loads(line)["line"] for line in lines] == [1, 1, 1, 2, 2, 2]
     target.write_bytes(b"".join(lines[:5]))  # the second prompt's third is missing
     assert run(*args).exit_code == 0
     texts = [json.loads(line)["text"] for line in target.read_bytes().splitlines()]
@@ -173,11 +202,13 @@ def test_several_continuations_of_a_file_of_prompts(small_bundle: Path, tmp_path
 @pytest.mark.parametrize(
     ("line", "part"),
     [
-        ("{bad", "line 2 is no JSON"),
+        ("{bad", "line 2: no JSON"),
         ("5", "line 2: prompt = 5"),
-        ('{"text": "a"}', 'line 2 has no "prompt"'),
+        ('{"text": "a"}', 'line 2: no "prompt"'),
         ('{"prompt": "a", "topk": 1}', "line 2: unknown option topk"),
-        ('{"prompt": "a", "top_p": 2}', "line 2: top_p = 2"),
+        ('{"prompt": "a", "top_p": 2}', "line 2: --top-p = 2"),
+        ('{"prompt": "a", "max_new_tokens": 64}', "line 2: a prompt of 1 tokens and 64 new ones exceed"),
+        ("[" * 100000, "line 2: no JSON"),
     ],
 )
 def test_a_bad_line_is_named_before_any_work(small_bundle: Path, tmp_path: Path, line: str, part: str) -> None:
@@ -218,8 +249,13 @@ def test_chat(small_bundle: Path, small: ortgpt.Generator, tmp_path: Path) -> No
     fifth = talk.generate("\n", seed=7, **options).text
     assert result.stdout == "".join(f"{each}\n" for each in (first, second, third, text, fourth, fifth))
     assert saved.read_text() == talk.text
-    assert "/rewind: turns = 9" in result.stderr
+    assert "turns = 9 (accepted: 1 to 2" in result.stderr
     assert result.stderr.count("Ctrl-C stops it") == 2
+    assert "/what is no command" in result.stderr
+    again = run("chat", small_bundle, "--max-new-tokens", "3", stdin="It is\n a\n/rewind\n/again\n/text\n/rewind x\n")
+    assert again.stdout.splitlines()[-1] == "It is" + small.generate("It is", max_new_tokens=3).text
+    assert "/rewind x (accepted: a number" in again.stderr
+    assert run("chat", small_bundle, "--temperature", "-1", stdin="x\n").exit_code == 2
     # What does not fit ends no chat.
     long = run("chat", small_bundle, "a", "--max-new-tokens", "40", stdin="b\n/text\n")
     assert "exceed the context" in long.stderr

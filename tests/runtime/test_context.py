@@ -69,8 +69,9 @@ def test_truncating_keeps_the_beginning_asked_for_and_the_newest(small: ortgpt.G
         assert done.token_ids == small.generate(want, max_new_tokens=20).token_ids
     short = small.generate(ids[:10], context_overflow="truncate", max_new_tokens=20)
     assert short.token_ids == small.generate(ids[:10], max_new_tokens=20).token_ids
-    # Without a length the usual one is kept free, as far as the context goes.
-    assert small.generate(ids, context_overflow="truncate").prompt_tokens == 1
+    # Without a length half of the context is kept free, or what a prompt that fits leaves.
+    assert small.generate(ids, context_overflow="truncate").prompt_tokens == 32
+    assert small.generate(ids[:62], context_overflow="truncate").prompt_tokens == 62
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers(small: ortgpt.Generator) -> None:

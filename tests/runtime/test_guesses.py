@@ -13,7 +13,7 @@ import pytest
 
 import ortgpt
 from ortgpt import OptionError
-from ortgpt.guesses import PromptLookup
+from ortgpt.guessers import PromptLookup
 from ortgpt_exporter import export_bundle
 from support import write_checkpoint
 
@@ -101,6 +101,7 @@ def test_guesses_that_are_right_save_runs(small: ortgpt.Generator, monkeypatch: 
     assert len(runs) <= len(period) + 3 + 56 // 4
     runs.clear()
     itself = small.generate("a man", max_new_tokens=40, assistant_model=small, num_assistant_tokens=4)
+    assert runs.count(5) + runs.count(7) + runs.count(9) >= 4  # 4, 6, 8 guesses at once, and the token before them
     assert itself.token_ids == small.generate("a man", max_new_tokens=40).token_ids
 
 
@@ -168,6 +169,7 @@ def test_what_guesses_exclude(small: ortgpt.Generator, austen_bundle: Path) -> N
         ({"num_assistant_tokens": 3}, "no effect without an assistant_model"),
         ({"assistant_model": "x"}, "assistant_model = 'x'"),
         ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens = 0"),
+        ({"prompt_lookup_num_tokens": 33}, "prompt_lookup_num_tokens = 33 .*from 1 to 32"),
         ({"prompt_lookup_num_tokens": 3, "deterministic": True}, "it takes no guesses"),
     ):
         with pytest.raises(OptionError, match=part):

@@ -47,7 +47,7 @@ def test_defaults_are_the_documented_ones() -> None:
 @pytest.mark.parametrize(
     ("keywords", "parts"),
     [
-        ({"temperature": -0.1}, ["temperature = -0.1", "0 or more"]),
+        ({"temperature": -0.1}, ["temperature = -0.1", "0 to 1e30"]),
         ({"temperature": math.nan}, ["temperature = nan"]),
         ({"temperature": math.inf}, ["temperature = inf"]),
         ({"top_p": 1.01}, ["top_p = 1.01", "0 to 1"]),
@@ -68,6 +68,12 @@ def test_defaults_are_the_documented_ones() -> None:
         ({"seed": -1}, ["seed = -1"]),
         ({"seed": []}, ["seed = []"]),
         ({"do_sample": 1}, ["do_sample = 1", "true or false"]),
+        ({"temperature": 1e39}, ["temperature = 1e+39"]),
+        ({"stop": "\ud800"}, ["stop = ", "whole characters"]),
+        ({"bad_words": ["a", "\ud800"]}, ["bad_words = "]),
+        ({"grammar": ["\ud800"]}, ["grammar = "]),
+        ({"logit_bias": {5: 1e300}}, ["logit_bias = ", "1e30"]),
+        ({"context_overflow": np.array(["slide", "x"])}, ["context_overflow = "]),
         ({"do_sample": False, "top_k": 5}, ["top_k = 5", "no effect", "do_sample = False"]),
         ({"temperature": 0, "top_p": 0.5, "seed": 1}, ["top_p = 0.5", "seed = 1", "temperature = 0"]),
         ({"temperature": 0, "do_sample": True}, ["temperature = 0", "do_sample = True"]),
@@ -83,8 +89,25 @@ def test_bad_and_ineffective_values_name_option_value_and_what_is_accepted(
         assert part in str(caught.value)
 
 
+def test_neutral_values_are_no_requests() -> None:
+    """What wrappers pass that always pass everything."""
+    found = resolve(
+        echo=False, keep_tokens=0, num_beams=1, length_penalty=1.0, early_stopping=False, do_sample=np.False_
+    )
+    assert found == resolve()
+
+
+def test_arrays_without_axes_are_their_values() -> None:
+    found = resolve(
+        eos_token_id=np.array(3), seed=np.array(5), stop=np.array("x"), top_p=np.array(0.5), do_sample=np.array(True)
+    )
+    assert (found.eos_token_ids, found.seed, found.stop, found.top_p) == ({3}, (5,), ("x",), 0.5)
+
+
 def test_unknown_options_are_refused_by_name() -> None:
-    with pytest.raises(UnknownOptionError, match="unknown option topk, temprature") as caught:
+    with pytest.raises(
+        UnknownOptionError, match=r"unknown option topk, temprature; did you mean top_k, temperature\?"
+    ) as caught:
         GenerationOptions.make(None, {"topk": 1, "temprature": 2})
     assert isinstance(caught.value, TypeError)
     assert isinstance(caught.value, OrtGptError)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ortgpt
-from ortgpt import ContextLengthError, OptionError
+from ortgpt import ContextLengthError, ConversationError, OptionError
 from ortgpt.prefixes import PrefixCache
 
 
@@ -81,19 +81,19 @@ def test_a_prefix_cache_keeps_to_its_size_and_lets_the_oldest_go() -> None:
     size = sum(part.nbytes for part in held(10))
     cache = PrefixCache(3 * size)
     for start in (1, 2, 3):
-        cache.keep([start] * 10, held(10))
+        cache.keep([start] * 10, lambda: held(10))
     assert (len(cache), cache.used_bytes) == (3, 3 * size)
     assert cache.find([1] * 9) is not None  # used now, so the second is the oldest
-    cache.keep([4] * 10, held(10))
+    cache.keep([4] * 10, lambda: held(10))
     assert (len(cache), cache.used_bytes) == (3, 3 * size)
     assert cache.find([2] * 9) is None
     found = cache.find([1] * 6 + [7] * 3)
     assert found is not None
     assert found[0].shape == (2, 6, 8)
     assert cache.find([1]) is None  # one token has to be computed for its logits
-    cache.keep([9] * 40, held(40))  # larger than all
+    cache.keep([9] * 40, lambda: held(40))  # larger than all
     assert cache.find([9] * 40) is None
-    cache.keep([1] * 12, held(12))  # what is its beginning goes
+    cache.keep([1] * 12, lambda: held(12))  # what is its beginning goes
     assert (len(cache), cache.used_bytes) == (2, size + sum(part.nbytes for part in held(12)))
     cache.clear()
     assert (len(cache), cache.used_bytes) == (0, 0)
@@ -155,8 +155,60 @@ def test_a_conversation_streams_guesses_and_fails_whole(small: ortgpt.Generator)
     assert talk.token_ids == before
     left = talk.stream(max_new_tokens=8)
     next(left)
+    for begin in (lambda: talk.generate("x"), talk.rewind, talk.branch):
+        with pytest.raises(ConversationError, match="still being streamed"):
+            begin()
     left.close()  # type: ignore[attr-defined]
     assert len(before) < len(talk.token_ids) < len(before) + 8
     for options in ({"num_beams": 2}, {"num_return_sequences": 2, "seed": 1}, {"context_overflow": "slide"}):
         with pytest.raises(OptionError, match="in a conversation"):
             talk.generate("a", **options)
+
+
+@pytest.mark.parametrize("guesses", [{}, {"prompt_lookup_num_tokens": 6}, {"assistant_model": None}])
+def test_a_stream_that_is_left_leaves_the_cache_right(small: ortgpt.Generator, guesses: dict[str, Any]) -> None:
+    """Guesses that were not looked at yet must not be taken for the text: the next turn is that of a fresh one."""
+    guesses = {name: small if name == "assistant_model" else value for name, value in guesses.items()}
+    for pieces in range(1, 8):
+        talk = small.conversation("that a man that a man that a man that")
+        stream = talk.stream(max_new_tokens=20, eos_token_id=[], **guesses)
+        for _ in range(pieces):
+            next(stream)
+        stream.close()  # type: ignore[attr-defined]
+        found = talk.generate(" a man", max_new_tokens=5, logprobs=0, eos_token_id=[])
+        want = small.generate(talk.token_ids[:-5], max_new_tokens=5, logprobs=0, eos_token_id=[])
+        assert found.token_ids == want.token_ids
+        assert [each.logprob for each in found.logprobs or ()] == pytest.approx(
+            [each.logprob for each in want.logprobs or ()], abs=1e-4
+        )
+
+
+def test_a_turn_that_is_deterministic_uses_nothing_again(
+    small: ortgpt.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = small.conversation("It is a truth")
+    talk.generate(max_new_tokens=4)
+    lengths = len(talk.token_ids)
+    fed: list[int] = []
+    prefill_call = small.engine.prefill_call
+
+    def noted(cache: Any, prompts: Any, *rest: Any) -> Any:
+        fed.append(len(prompts[0]))
+        return prefill_call(cache, prompts, *rest)
+
+    monkeypatch.setattr(small.engine, "prefill_call", noted)
+    talk.generate(max_new_tokens=4, deterministic=True)
+    assert fed == [lengths]
+
+
+def test_a_text_begun_from_nothing_does_not_show_its_start(small: ortgpt.Generator) -> None:
+    talk = small.conversation()
+    done = talk.generate(max_new_tokens=4, eos_token_id=[])
+    assert talk.text == done.text
+    assert talk.branch().text == done.text
+    assert talk.rewind() == []
+    assert talk.text == ""
+    with pytest.raises(OptionError, match="there is no turn to take back"):
+        talk.rewind()
+    talk.generate("a man", max_new_tokens=4)
+    assert talk.rewind() == small.tokenizer.encode("a man")

@@ -132,6 +132,14 @@ def test_a_function_of_the_callers_comes_last_and_sees_all_ids() -> None:
     for bad in (lambda ids, logits: logits[:2], lambda ids, logits: None, lambda ids, logits: logits > 0):
         with pytest.raises(OptionError, match="logits_processor returned"):
             process(resolve(logits_processor=bad), np.zeros(4, np.float32), [1], [])
+    bad_values: list[Any] = [
+        lambda _, logits: logits + np.nan,
+        lambda _, logits: logits + np.inf,
+        lambda *_: np.full(4, 1e300),
+    ]
+    for bad in bad_values:
+        with pytest.raises(OptionError, match="returned NaN, infinity or more"):
+            process(resolve(logits_processor=bad), np.zeros(4, np.float32), [1], [])
 
 
 @pytest.mark.parametrize("spread", [0.5, 3.0, 20.0])

@@ -17,9 +17,9 @@ from ortgpt.manifest import GraphSpec, Manifest
 from ortgpt.session import (
     Device,
     _check_device,
-    _installed_wheels,
     choose_graph,
     import_onnxruntime,
+    installed_wheels,
     open_graph,
     open_session,
 )
@@ -224,7 +224,7 @@ def test_both_wheels_installed_is_an_error(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / name).mkdir()
     spec = importlib.util.spec_from_file_location("onnxruntime", tmp_path / "onnxruntime" / "__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr("ortgpt.session._installed_wheels", _installed_wheels.__wrapped__)
+    monkeypatch.setattr("ortgpt.session.installed_wheels", installed_wheels.__wrapped__)
     with pytest.raises(DeviceError, match=r"both installed.*pip uninstall.*pip install ortgpt\[cpu\]"):
         import_onnxruntime("1.23.0")
 

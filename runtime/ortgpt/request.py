@@ -12,9 +12,10 @@ from ortgpt.cache import Cache
 from ortgpt.completion import Completion, Piece
 from ortgpt.context import fit_prompt
 from ortgpt.engine import Engine
-from ortgpt.errors import OptionError
-from ortgpt.guesses import Assistant, PromptLookup
+from ortgpt.errors import ContextLengthError, OptionError
+from ortgpt.guessers import Assistant, PromptLookup
 from ortgpt.logprobs import TokenLogprob
+from ortgpt.options import GenerationOptions
 from ortgpt.picker import Picker
 from ortgpt.resolved import ResolvedOptions, sequence_seed
 from ortgpt.rows import Row, Timings
@@ -40,10 +41,11 @@ class _Sequence:
 
     def completion(self) -> Completion:
         row = self.row
+        assert row.finish_reason is not None, "a sequence that was run has ended"
         return Completion(
             text=self.writer.take(),
             token_ids=row.token_ids,
-            finish_reason=row.finish_reason or "length",
+            finish_reason=row.finish_reason,
             stop_reason=row.stop_reason,
             prompt_tokens=len(row.prompt_ids),
             timings=self.timings,
@@ -63,7 +65,7 @@ class AskedPrompt:
     sequences: list[_Sequence] = field(default_factory=list)
 
 
-class Call:
+class Request:
     """The sequences of all prompts, in order: num_return_sequences for each."""
 
     def __init__(
@@ -82,11 +84,30 @@ class Call:
         self._tokenize_s = tokenize_s
         self._batch_tokens = batch_tokens or max(1, _CACHE_BYTES // self._engine.token_bytes)
         self._prompts = prompts
+        self._assistants: dict[int, Engine] = {}  # of those whose tokenizer has been compared
         for prompt in prompts:
             check_ids(prompt.options, self._engine.allowed_vocab_size)
             self._add_sequences(prompt)
         self.sequences = [each for prompt in prompts for each in prompt.sequences]
-        self._engine.check_context([each.row for each in self.sequences])
+        self._check_context()
+
+    def _check_context(self) -> None:
+        """Raise ContextLengthError, saying what would help, where a row cannot fit."""
+        options = self._prompts[0].options
+        try:
+            self._engine.check_context([each.row for each in self.sequences])
+        except ContextLengthError as error:
+            if self._cache is not None:
+                raise
+            slide = 'context_overflow "slide" lets the beginning go'
+            cut = slide if options.context_overflow == "truncate" else f'"truncate" shortens the prompt, {slide}'
+            raise ContextLengthError(f"{error}; {cut}") from None
+        for each in self.sequences:
+            if each.options.echo and len(each.row.prompt_ids) > self._engine.config.n_positions:
+                raise ContextLengthError(
+                    f"echo = True wants the prompt to fit the context: {len(each.row.prompt_ids)} tokens, at most "
+                    f"{self._engine.config.n_positions}"
+                )
 
     def _add_sequences(self, prompt: AskedPrompt) -> None:
         options, generator = prompt.options, self._generator
@@ -111,21 +132,26 @@ class Call:
             if options.prompt_lookup_num_tokens:
                 row.guess = PromptLookup(options.prompt_lookup_num_tokens)
             elif options.assistant_model is not None:
-                assistant: Generator = options.assistant_model
-                if not assistant.tokenizer.is_same(generator.tokenizer):
-                    raise OptionError(
-                        f"assistant_model {assistant.bundle.path} has another tokenizer than {generator.bundle.path}; "
-                        "the two have to have the same"
-                    )
-                row.guess = Assistant(assistant.engine, options, pick, len(ids) + new_tokens)
+                engine = self._assistant_engine(options.assistant_model)
+                row.guess = Assistant(engine, options, pick, ids, len(ids) + new_tokens)
             writer = Writer(generator.tokenizer, options.stop)
             prompt.sequences.append(_Sequence(row, writer, options, Timings(tokenize_s=self._tokenize_s)))
+
+    def _assistant_engine(self, assistant: Generator) -> Engine:
+        if self._assistants.get(id(assistant)) is None:
+            if not assistant.tokenizer.is_same(self._generator.tokenizer):
+                raise OptionError(
+                    f"assistant_model {assistant.bundle.path} has another tokenizer than "
+                    f"{self._generator.bundle.path}; the two have to have the same"
+                )
+            self._assistants[id(assistant)] = assistant.engine
+        return self._assistants[id(assistant)]
 
     def run(self) -> Iterator[list[int]]:
         """Generate; after each step yield the indices of the sequences that gained a token."""
         for prompt in self._prompts:
-            if prompt.options.echo and prompt.options.logprobs is not None:
-                row = prompt.sequences[0].row
+            row = prompt.sequences[0].row
+            if prompt.options.echo and prompt.options.logprobs is not None and row.interruption() is None:
                 found = prompt_logprobs(self._engine, row.prompt_ids, prompt.options.logprobs)
                 for each in prompt.sequences:
                     each.prompt_logprobs = found
@@ -135,7 +161,10 @@ class Call:
             indices = list(range(start, start + len(prompt.sequences)))
             start += len(indices)
             if prompt.options.num_beams > 1:
-                yield from self._search(prompt, indices)
+                if self._late(indices):
+                    yield indices
+                else:
+                    yield from self._search(prompt, indices)
             elif self._goes_alone(prompt.options):
                 for index in indices:
                     yield from self._generate([index])
@@ -153,7 +182,13 @@ class Call:
             if text or row.finish_reason:
                 logprobs = None if row.logprobs is None else row.token_logprobs[shown:]
                 new_ids = row.token_ids[shown:]
-                yield Piece(text=text, token_ids=new_ids, finish_reason=row.finish_reason, logprobs=logprobs)
+                yield Piece(
+                    text=text,
+                    token_ids=new_ids,
+                    finish_reason=row.finish_reason,
+                    stop_reason=row.stop_reason,
+                    logprobs=logprobs,
+                )
                 shown = len(row.token_ids)
 
     def _goes_alone(self, options: ResolvedOptions) -> bool:
@@ -166,16 +201,24 @@ class Call:
         """Split sequences into batches of like lengths whose caches are no larger than the budget."""
         n_positions = self._engine.config.n_positions
         batch: list[int] = []
+        longest = 0
         for index in sorted(indices, key=lambda each: len(self.sequences[each].row.prompt_ids)):
-            longest = max(self.sequences[each].row.room(n_positions) for each in (*batch, index))
+            room = self.sequences[index].row.room(n_positions)
+            longest = max(longest, room)
             if batch and longest * (len(batch) + 1) > self._batch_tokens:
                 yield batch
-                batch = []
+                batch, longest = [], room
             batch.append(index)
         if batch:
             yield batch
 
     def _generate(self, batch: Sequence[int]) -> Iterator[list[int]]:
+        late = self._late(batch)
+        if late:
+            yield late
+        batch = [index for index in batch if index not in late]
+        if not batch:
+            return
         sequences = [self.sequences[index] for index in batch]
         timings = Timings(tokenize_s=self._tokenize_s)
         for each in sequences:
@@ -187,6 +230,13 @@ class Call:
             for slot in active:
                 sequences[slot].writer.update(sequences[slot].row)
             yield [batch[slot] for slot in active]
+
+    def _late(self, indices: Sequence[int]) -> list[int]:
+        """End the sequences whose time is over or that were cancelled before they begin, and return which they are."""
+        rows = {index: self.sequences[index].row for index in indices}
+        for row in rows.values():
+            row.finish_reason = row.interruption()
+        return [index for index, row in rows.items() if row.finish_reason is not None]
 
     def _search(self, prompt: AskedPrompt, indices: Sequence[int]) -> Iterator[list[int]]:
         options, row, tokenizer = prompt.options, prompt.sequences[0].row, self._generator.tokenizer
@@ -209,6 +259,15 @@ class Call:
                 each.writer.update(each.row)
             each.row.finish_reason = each.row.finish_reason or reason
         yield list(indices)
+
+
+def check_stream(options: GenerationOptions) -> None:
+    """Raise OptionError for options that a stream cannot have."""
+    for name in ("num_beams", "num_return_sequences"):
+        if (getattr(options, name) or 1) > 1:
+            raise OptionError(f"{name} = {getattr(options, name)} (accepted when streaming: 1)")
+    if options.echo:
+        raise OptionError("echo = True (accepted when streaming: False; generate() reports the prompt's, too)")
 
 
 def check_ids(options: ResolvedOptions, limit: int) -> None:

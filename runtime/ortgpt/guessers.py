@@ -26,6 +26,7 @@ _COST = 0.4  # of a step, for one more token in it: the most that was measured, 
 _CREDIT = 1.0  # steps that guesses may cost before they have gained any ...
 _ALLOWED = 0.02  # ... and what they may cost besides, as a part of the tokens
 _MOST_CREDIT = 16.0
+_MOST_ASSISTED = 20  # tokens that an assistant guesses at once
 
 
 class PromptLookup:
@@ -75,12 +76,16 @@ class Assistant:
     By the same numbers two models that are near each other draw the same token most of the time.
     """
 
-    def __init__(self, engine: Engine, options: ResolvedOptions, picker: Picker, tokens: int) -> None:
+    def __init__(
+        self, engine: Engine, options: ResolvedOptions, picker: Picker, prompt_ids: Sequence[int], tokens: int
+    ) -> None:
         self._engine = engine
         self._options = replace(options, logits_processor=(), grammar=None)
         self._picker = picker
+        self._prompt_ids = prompt_ids
+        self._tokens = min(tokens, engine.config.n_positions)
         self._length = options.num_assistant_tokens
-        self._cache: Cache = engine.new_cache(1, min(tokens, engine.config.n_positions))
+        self._cache: Cache | None = None  # made with the first guess
         self._step: Call | None = None
         self._fed: list[int] = []
 
@@ -90,41 +95,39 @@ class Assistant:
         count = min(self._length, most, room)
         if count < 1:
             return []
-        pick = Picker(self._options, ids, copy.deepcopy(self._picker.rng))
+        pick = Picker(self._options, self._prompt_ids, copy.deepcopy(self._picker.rng))
         found = list(ids)
-        logits = self._catch_up(ids)
+        self._cache = self._cache or self._engine.new_cache(1, self._tokens)
+        logits = self._catch_up(self._cache, ids)
         while True:
             logits[self._engine.allowed_vocab_size :] = -np.inf
             found.append(pick(logits, found))
             if len(found) == len(ids) + count:
                 return found[len(ids) :]
-            logits = self._feed(found[-1])
+            self._fed.append(found[-1])
+            logits = self._run(self._cache, found[-1])
 
     def learn(self, proposed: int, accepted: int) -> None:
         """Hear how many of the proposed ids were right."""
-        self._length = self._length + 2 if accepted == proposed else max(1, self._length - 1)
+        self._length = min(self._length + 2, _MOST_ASSISTED) if accepted == proposed else max(1, self._length - 1)
 
-    def _catch_up(self, ids: Sequence[int]) -> Logits:
+    def _catch_up(self, cache: Cache, ids: Sequence[int]) -> Logits:
         """Let the cache hold `ids` and return the logits behind them."""
         same = 0
         for fed, token_id in zip(self._fed, ids[:-1], strict=False):
             if fed != token_id:
                 break
             same += 1
-        self._cache.rewind(same)
+        cache.rewind(same)
         self._fed = list(ids)
         if len(ids) - same == 1:
-            return self._run(ids[-1])
-        logits: Logits = self._engine.prefill(self._cache, [ids[same:]])[0, 0]
+            return self._run(cache, ids[-1])
+        logits: Logits = self._engine.prefill(cache, [ids[same:]])[0, 0]
         return logits
 
-    def _feed(self, token_id: int) -> Logits:
-        self._fed.append(token_id)
-        return self._run(token_id)
-
-    def _run(self, token_id: int) -> Logits:
-        self._step = self._step or self._engine.new_call(self._cache)
+    def _run(self, cache: Cache, token_id: int) -> Logits:
+        self._step = self._step or self._engine.new_call(cache)
         self._step.input_ids[0, 0] = token_id
-        self._step.run(self._cache.lengths + np.int32(1))
+        self._step.run(cache.lengths + np.int32(1))
         found: Logits = self._step.logits()[0, 0]
         return found

@@ -1,0 +1,146 @@
+"""What this machine and environment offer, and whether a small built-in model gives the right tokens on them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ortgpt
+from ortgpt.contract import MINIMUM_ONNXRUNTIME
+from ortgpt.cpus import allowed_cpus, cpu_features
+from ortgpt.errors import OrtGptError
+from ortgpt.integers import multiplies_exactly
+from ortgpt.session import import_onnxruntime, installed_wheels
+
+SELF_TEST = Path(__file__).parent / "selftest"  # a bundle of one layer with a vocabulary of bytes
+SELF_TEST_PROMPT = "ortgpt"
+SELF_TEST_IDS = (0,)
+_PACKAGES = ("numpy", "tiktoken", "click", "llguidance")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What `ortgpt doctor` found; `faults` says what has to be mended, and how."""
+
+    ortgpt: str
+    python: str
+    platform: str
+    packages: dict[str, str | None]
+    wheels: list[str]
+    onnxruntime: str | None
+    providers: list[str]
+    cpu: str
+    cpu_features: list[str]
+    cpus: int
+    cpus_allowed: int
+    memory_bytes: int | None
+    memory_available_bytes: int | None
+    exact_byte_products: bool | None
+    self_test_s: float | None
+    faults: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """Return the diagnosis as lines for a reader."""
+        values = asdict(self)
+        values["packages"] = [f"{name} {version or 'absent'}" for name, version in self.packages.items()]
+        values["memory_bytes"] = _gib(self.memory_bytes)
+        values["memory_available_bytes"] = _gib(self.memory_available_bytes)
+        passed = self.self_test_s is not None
+        values["self_test_s"] = f"passed in {self.self_test_s:.2f} s" if passed else "not passed"
+        names = {"self_test_s": "self-test", "memory_bytes": "memory", "memory_available_bytes": "memory available"}
+        rows = [(names.get(name, name.replace("_", " ")), _shown(values[name])) for name in values if name != "faults"]
+        return [f"{name:<22}{value}" for name, value in rows] + [f"FAULT: {fault}" for fault in self.faults]
+
+
+def diagnose() -> Diagnosis:
+    """Look at Python, packages, ONNX Runtime, CPUs and memory, and run the self-test. Raises nothing of its own."""
+    faults: list[str] = []
+    version, providers, exact, seconds = None, [], None, None
+    try:
+        onnxruntime = import_onnxruntime(MINIMUM_ONNXRUNTIME)
+        version, providers = onnxruntime.__version__, list(onnxruntime.get_available_providers())
+        exact = multiplies_exactly(onnxruntime)
+        seconds = _self_test()
+    except OrtGptError as error:
+        faults.append(str(error))
+    memory = _memory()
+    return Diagnosis(
+        ortgpt=ortgpt.__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        packages={name: _version(name) for name in _PACKAGES},
+        wheels=list(installed_wheels()),
+        onnxruntime=version,
+        providers=providers,
+        cpu=_cpu_name(),
+        cpu_features=list(cpu_features()),
+        cpus=os.cpu_count() or 1,
+        cpus_allowed=allowed_cpus(),
+        memory_bytes=memory.get("MemTotal"),
+        memory_available_bytes=memory.get("MemAvailable"),
+        exact_byte_products=exact,
+        self_test_s=seconds,
+        faults=faults,
+    )
+
+
+def _self_test() -> float:
+    """Load the built-in bundle and generate with it; return how long that took. Raises OrtGptError where it fails."""
+    started = time.perf_counter()
+    with ortgpt.load(SELF_TEST, device="cpu") as generator:
+        alone = generator.generate(SELF_TEST_PROMPT, max_new_tokens=len(SELF_TEST_IDS)).token_ids
+        rows = generator.generate_batch([SELF_TEST_PROMPT, "a"], max_new_tokens=len(SELF_TEST_IDS))
+    found: dict[str, Any] = {"alone": alone, "in a batch": rows[0].token_ids}
+    for how, ids in found.items():
+        if tuple(ids) != SELF_TEST_IDS:
+            raise OrtGptError(
+                f"the self-test gave the tokens {ids} {how}, not {list(SELF_TEST_IDS)}: ONNX Runtime computes wrongly "
+                "here; install another version of it"
+            )
+    return time.perf_counter() - started
+
+
+def _memory() -> dict[str, int]:
+    """Return the fields of /proc/meminfo in bytes; nothing where there is none."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+
+
+def _cpu_name() -> str:
+    return next(_model_names(), platform.processor() or platform.machine())
+
+
+def _model_names() -> Iterator[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return
+    yield from (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _gib(size_bytes: int | None) -> str | None:
+    return None if size_bytes is None else f"{size_bytes / 2**30:.1f} GiB"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if value is None:
+        return "unknown"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
