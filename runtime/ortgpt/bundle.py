@@ -13,10 +13,12 @@ from typing import Any
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, BundleNotFoundError
 from ortgpt.manifest import Check, Evidence, FileEntry, GraphSpec, Manifest, Precision, Source, sealed_text
+from ortgpt.option_checks import shown
 from ortgpt.strict_json import read_json_object
 
 OWN_NAMES = frozenset(value for name, value in vars(File).items() if name.isupper())
 _MOST = 2**31 - 1  # what the graph can count
+_MOST_LAYERS = 4096  # each has names of its own; more is a mistake, and lists of them would take for ever
 _REQUIRED = (File.CONFIG, File.GENERATION_CONFIG, File.VOCAB, File.MERGES)
 
 
@@ -36,14 +38,14 @@ class ModelConfig:
         """Read a parsed config.json. Raises BundleError naming every value that does not fit."""
         counts: dict[str, Any] = {name: values.get(name) for name in ("n_layer", "n_head", "n_positions", "vocab_size")}
         faults = [
-            f"{name} = {value!r} (accepted: an integer from 1 to {_MOST})"
+            f"{name} = {shown(value)} (accepted: an integer from 1 to {_most(name)})"
             for name, value in counts.items()
-            if type(value) is not int or not 1 <= value <= _MOST
+            if type(value) is not int or not 1 <= value <= _most(name)
         ]
         vocab_size = counts["vocab_size"] if type(counts["vocab_size"]) is int else 0
         special = {name: values.get(name) for name in ("bos_token_id", "eos_token_id")}
         faults += [
-            f"{name} = {value!r} (accepted: null or an id of the vocabulary)"
+            f"{name} = {shown(value)} (accepted: null or an id of the vocabulary)"
             for name, value in special.items()
             if value is not None and not (type(value) is int and 0 <= value < vocab_size)
         ]
@@ -180,10 +182,11 @@ def sha256_of(path: Path) -> str:
 def _read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
     """Return the manifest as parsed JSON, and as read. Raises BundleNotFoundError where there is none."""
     path = folder / File.MANIFEST
-    if not folder.is_dir():
-        state = "is a file" if folder.exists() else "does not exist"
+    # os.path takes what cannot be a path, a name too long say, for one that leads to nothing.
+    if not os.path.isdir(folder):
+        state = "is a file" if os.path.exists(folder) else "does not exist"
         raise BundleNotFoundError(f"{folder} {state}; expected a bundle folder, as `ortgpt export` writes it")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise BundleNotFoundError(f"{folder} holds no {File.MANIFEST}; expected a bundle, as `ortgpt export` writes it")
     try:
         values = read_json_object(path)
@@ -199,7 +202,7 @@ def _folder_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
     yield from _name_faults(folder, manifest)
     for name, entry in manifest.files.items():
         path = folder / name
-        if path.is_file() and (size := path.stat().st_size) != entry.size:
+        if _is_plain(name) and os.path.isfile(path) and (size := path.stat().st_size) != entry.size:
             yield f"{name} has {size:,} bytes, the manifest says {entry.size:,}"
     for found in sorted(folder.iterdir()):
         known = found.name in manifest.files or found.name == File.MANIFEST
@@ -211,12 +214,20 @@ def _name_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
     """Yield the listed files that are not there, or not inside the bundle."""
     root = folder.resolve()
     for name in manifest.files:
-        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+        if not _is_plain(name):
             yield f"the manifest lists {name!r}, which is not a plain file name"
-        elif not (folder / name).is_file():
+        elif not os.path.isfile(folder / name):
             yield f"{name} is missing"
         elif (folder / name).resolve().parent != root:
             yield f"{name} is a link out of the bundle"
+
+
+def _is_plain(name: str) -> bool:
+    return name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
+
+
+def _most(name: str) -> int:
+    return _MOST_LAYERS if name == "n_layer" else _MOST
 
 
 def _damaged(folder: Path, faults: list[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,18 @@ def bench(bundle: Path, as_json: bool, device: str, threads: int | None) -> None
 
     found = bench_bundle(bundle, device=device, threads=threads)
     click.echo(json.dumps(dataclasses.asdict(found)) if as_json else "\n".join(bench_lines(found)))
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+def doctor(as_json: bool) -> None:
+    """Say what this machine and environment offer, and test ortgpt on them; exit code 1 where something is wrong."""
+    from ortgpt.doctor import diagnose
+
+    found = diagnose()
+    click.echo(json.dumps(dataclasses.asdict(found)) if as_json else "\n".join(found.lines()))
+    if found.faults:
+        sys.exit(1)
 
 
 @main.command()

@@ -90,6 +90,7 @@ class Generator:
         self.tokenizer = tokenizer
         self.prefixes: PrefixCache | None = None
         self._engine: Engine | None = engine
+        self._process = os.getpid()
         ends = bundle.config.eos_token_ids
         self.grammars = Grammars(tokenizer, ends[0] if ends else None)
         try:
@@ -102,11 +103,20 @@ class Generator:
         """The engine under it, which works on token ids. Raises ClosedError after close()."""
         if self._engine is None:
             raise ClosedError("this generator is closed; load the bundle again")
+        if self._process != os.getpid():
+            # ONNX Runtime's threads do not live on in a fork: a run would wait for them for ever.
+            raise ClosedError("this generator was loaded in another process; load the bundle in this one")
         return self._engine
 
     def close(self) -> None:
         """Release the model. Closing twice is fine."""
         self._engine = self.prefixes = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the path, device and threads: what is unpickled loads the bundle anew."""
+        session = self.engine.session
+        opened = partial(load, self.bundle.path.resolve(), device=str(session.device), threads=session.threads)
+        return opened, ()
 
     def __enter__(self) -> Generator:
         return self

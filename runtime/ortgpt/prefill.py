@@ -11,6 +11,7 @@ from functools import partial
 
 from ortgpt.bundle import Bundle
 from ortgpt.contract import Role
+from ortgpt.manifest import GraphSpec
 from ortgpt.session import Session, open_graph
 
 LEAST_TOKENS = 32  # of all rows together, in one call; with fewer the decoder's weights, half as many bytes, win
@@ -32,10 +33,14 @@ class Prefill:
             return self._session
 
 
+def _kind(graph: GraphSpec) -> tuple[object, ...]:
+    return graph.flavour, graph.target, graph.cache
+
+
 def find_prefill(bundle: Bundle, session: Session) -> Prefill | None:
     """Return the prefill graph made beside the graph of `session`; None where the bundle has none."""
     for graph in bundle.manifest.graphs:
         decoder = session.graph
-        if graph.role == Role.PREFILL and (graph.target, graph.cache) == (decoder.target, decoder.cache):
+        if graph.role == Role.PREFILL and _kind(graph) == _kind(decoder):
             return Prefill(partial(open_graph, bundle, graph, session.device, threads=session.threads))
     return None

@@ -146,7 +146,7 @@ def _plan(
 
 def _open_cpu(ort: ModuleType, path: Path, options: Any) -> Any:
     try:
-        return ort.InferenceSession(str(path), options, providers=[_PROVIDERS[Target.CPU]])
+        return ort.InferenceSession(str(path), options, providers=[_PROVIDERS[Target.CPU]], enable_fallback=0)
     except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
         raise BundleError(f"ONNX Runtime cannot open {path}: {error}") from error
 
@@ -258,7 +258,7 @@ def import_onnxruntime(minimum: str) -> ModuleType:
 def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
     """Compare the graph's tensors, types and axes with the contract, and their names with the manifest."""
     config, cache = bundle.config, graph.cache
-    if cache is None:
+    if graph.role == Role.SELECTOR or cache is None:
         inputs, outputs = selector_tensors(config.vocab_size, config.vocab_size - bundle.manifest.masked_tokens)
     else:
         inputs, outputs = graph_tensors(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ortgpt.errors import BundleError
 
 MAX_SIZE_BYTES = 64 * 2**20
+MOST_LEVELS = 100  # far fewer than Python's own limit, which what reads the values may meet, too
 _SURROGATE = re.compile(r"\\u[dD]")
 
 
@@ -20,8 +22,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
         if size_bytes > MAX_SIZE_BYTES:
             raise BundleError(f"{path} has {size_bytes:,} bytes; at most {MAX_SIZE_BYTES:,} are read")
         text = path.read_text(encoding="utf-8")
-        hook = _whole_texts if _SURROGATE.search(text) else _unique_keys
-        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=hook)
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+        if text.count("[") + text.count("{") > MOST_LEVELS and _is_deep(value):
+            raise ValueError(f"more than {MOST_LEVELS} lists and objects in each other")
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()  # half a character, which an escape can make, is none
     except FileNotFoundError:
         raise BundleError(f"{path} is missing") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -37,15 +42,19 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _whole_texts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """As _unique_keys(); half a character, which an escape can make, raises ValueError."""
-    "".join(text for pair in pairs for text in pair if isinstance(text, str)).encode()
-    return _unique_keys(pairs)
+def _is_deep(value: Any) -> bool:
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(MOST_LEVELS):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [item for items in inner for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return False
+    return True
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        twice = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
-        raise ValueError(f"duplicate keys {twice}")
+        twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+        raise ValueError(f"duplicate keys {sorted(twice)[:5]}")
     return result
