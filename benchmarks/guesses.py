@@ -1,4 +1,4 @@
-"""What guesses bring and a grammar costs: decoding with and without, in turn, as ratios of times. Medians of nine.
+"""What guesses bring and a grammar costs: decoding with and without, in turn, as ratios of times. Medians of five.
 
 `python benchmarks/guesses.py BUNDLE...` makes the model write, by a logits processor, what a test needs whatever its
 weights: its prompt again with one token in 25 changed, a text that never repeats, and one whose pairs of tokens come
@@ -15,7 +15,7 @@ import numpy as np
 
 import ortgpt
 
-_PROMPT, _NEW, _ROUNDS = 400, 300, 9
+_PROMPT, _NEW, _ROUNDS = 400, 300, 5
 
 
 _SCHEMA = {

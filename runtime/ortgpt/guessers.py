@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ortgpt.engine import Engine
 
 _NGRAMS = (3, 2)  # the longest sequence that occurred before counts
-_COST = 0.4  # of a step, for one more token in it: the most that was measured, with 4-bit weights
+_COST = 0.5  # of a step, for one more token in it: about the most that was measured, with 4-bit weights
 _CREDIT = 1.0  # steps that guesses may cost before they have gained any ...
-_ALLOWED = 0.02  # ... and what they may cost besides, as a part of the tokens
+_ALLOWED = 0.01  # ... and what they may cost besides, as a part of the tokens
 _MOST_CREDIT = 16.0
 _MOST_ASSISTED = 20  # tokens that an assistant guesses at once
 
