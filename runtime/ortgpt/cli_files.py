@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import click
 
 from ortgpt.cli_io import completion_values, read_text
+from ortgpt.contract import File
 from ortgpt.errors import OptionError, OrtGptError, PromptError
 from ortgpt.generator import Generator
 from ortgpt.options import GenerationOptions
@@ -86,7 +87,7 @@ def _bar(total: int, done: int) -> Any:
 
 def _read_lines(generator: Generator, source: Path, options: Mapping[str, Any]) -> Iterator[_Line]:
     text = read_text(str(source)).removeprefix("\ufeff")
-    bundle = hashlib.sha256((generator.bundle.path / "ortgpt.json").read_bytes()).hexdigest()
+    bundle = hashlib.sha256((generator.bundle.path / File.MANIFEST).read_bytes()).hexdigest()
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
