@@ -34,7 +34,7 @@ FORM := DTYPE FLAVOUR TARGET TOKENIZER ADAPTER REVISION ACTIVATION EXTERNAL_DATA
 $(foreach name,CHECKPOINT OUT PROMPT TEXT CALIBRATION $(FORM),$(if $(filter file,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
 export CHECKPOINT OUT PROMPT TEXT CALIBRATION GIVEN $(FORM)
 
-.PHONY: help setup setup-dev demo export generate bench bench-peers bench-export bench-quality lint type test test-oldest \
+.PHONY: help setup setup-dev demo export generate bench bench-peers bench-export bench-quality lint type test fuzz soak test-faults test-oldest \
 	test-large test-dialects test-portable test-avx2 test-cuda clean
 
 help:  ## Show this list
@@ -140,6 +140,15 @@ type: $(VENV)/.setup-dev  ## Check types
 
 test: $(VENV)/.setup-dev  ## Run the tests
 	@$(BIN)/pytest
+
+fuzz: $(VENV)/.setup-dev  ## Damage bundles, manifests and tokenizers in 20,000 ways; each must be refused or serve (2 minutes)
+	@$(BIN)/python tests/fuzz/run.py
+
+soak: $(VENV)/.setup-dev  ## 2,000 calls in one process, then 16 threads: memory flat, answers the same (minutes)
+	@$(BIN)/python tests/soak.py
+
+test-faults: $(VENV)/.setup-dev  ## Kill export, quantize and train, and fill the disk, at random moments: nothing may be lost (minutes)
+	@$(BIN)/python tests/faults.py
 
 test-oldest: $(VENV)/.setup $(OLDEST)/.setup  ## Run the runtime on its oldest dependencies; it must give the same tokens
 	@$(MAKE) export CHECKPOINT=austen DTYPE=float32 OUT=build/austen-float32
