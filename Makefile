@@ -12,6 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 OLDEST := $(VENV)-oldest
 CUDA := $(VENV)-cuda
 OTHERS := $(VENV)-others
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
 PINS := pyproject.toml constraints.txt
 
 CHECKPOINT ?= austen
@@ -34,7 +35,7 @@ FORM := DTYPE FLAVOUR TARGET TOKENIZER ADAPTER REVISION ACTIVATION EXTERNAL_DATA
 $(foreach name,CHECKPOINT OUT PROMPT TEXT CALIBRATION $(FORM),$(if $(filter file,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
 export CHECKPOINT OUT PROMPT TEXT CALIBRATION GIVEN $(FORM)
 
-.PHONY: help setup setup-dev demo export generate bench bench-peers bench-export bench-quality lint type test fuzz soak test-faults test-oldest \
+.PHONY: help setup setup-dev demo export generate bench bench-peers bench-export bench-quality lint type test fuzz soak test-faults test-oldest test-pythons \
 	test-large test-dialects test-portable test-avx2 test-cuda clean
 
 help:  ## Show this list
@@ -150,15 +151,26 @@ soak: $(VENV)/.setup-dev  ## 2,000 calls in one process, then 16 threads: memory
 test-faults: $(VENV)/.setup-dev  ## Kill export, quantize and train, and fill the disk, at random moments: nothing may be lost (minutes)
 	@$(BIN)/python tests/faults.py
 
-test-oldest: $(VENV)/.setup $(OLDEST)/.setup  ## Run the runtime on its oldest dependencies; it must give the same tokens
+test-oldest: $(VENV)/.setup-dev $(OLDEST)/.setup  ## Run the runtime on its oldest dependencies; it must give the same tokens
 	@$(MAKE) export CHECKPOINT=austen DTYPE=float32 OUT=build/austen-float32
 	@diff <($(BIN)/python tests/greedy.py build/austen-float32) <($(OLDEST)/bin/python tests/greedy.py build/austen-float32)
 	@echo "the oldest dependencies give the same tokens"
 
+# The exporter wants 3.11; its bundle is what the runtime opens under each.
+test-pythons: $(VENV)/.setup-dev  ## Run the runtime under each of PYTHONS="python3.10 ..."; it must give the same tokens
+	@$(MAKE) export CHECKPOINT=austen DTYPE=float32 OUT=build/austen-float32
+	@for python in $(PYTHONS); do \
+		command -v $$python > /dev/null || { echo "$$python is not on the PATH" >&2; exit 1; }; \
+		rm -rf $(VENV)-python && $$python -m venv $(VENV)-python && \
+		$(VENV)-python/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[cpu,grammar]' && \
+		diff <($(BIN)/python tests/greedy.py build/austen-float32) <($(VENV)-python/bin/python tests/greedy.py build/austen-float32) && \
+		$(VENV)-python/bin/ortgpt doctor > /dev/null && echo "$$python gives the same tokens" || exit 1; done
+	@rm -rf $(VENV)-python
+
 $(OLDEST)/.setup: pyproject.toml constraints-oldest.txt
 	@echo "Installing into $(OLDEST) ..." >&2
 	@$(PYTHON) -m venv $(OLDEST)
-	@$(OLDEST)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints-oldest.txt -e '.[cpu]'
+	@$(OLDEST)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints-oldest.txt -e '.[cpu,grammar]'
 	@touch $@
 
 test-large: $(VENV)/.setup-dev  ## Export and verify gpt2-xl within 20 GB of memory (minutes)

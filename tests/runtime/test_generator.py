@@ -179,3 +179,31 @@ def test_thread_counts_give_the_same_tokens(small_bundle: Path, small: ortgpt.Ge
     for threads in (0, -1, 1.5, True, "2"):
         with pytest.raises(OptionError, match="threads = "):
             ortgpt.load(small_bundle, threads=threads)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "word " * 200_000,
+        "\n" * 1_000_000,
+        "x" * 200_000,
+        "日" * 200_000,
+        " " * 200_000 + "a",
+        "👩‍👩‍👧" * 20_000,
+        "\0" * 200_000,
+    ],
+    ids=["words", "newlines", "letters", "characters", "spaces", "emoji", "NULs"],
+)
+def test_prompts_of_any_length_are_refused_by_their_length(small: ortgpt.Generator, prompt: str) -> None:
+    with pytest.raises(ContextLengthError, match="exceed the context of 64 tokens"):
+        small.generate(prompt)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["\ud800", "a\udfffb", "\0", "\u202eabc\u202c", "👩‍👩‍👧", "e\u0301", "\ufeff", "\x85"]
+)
+def test_odd_characters_pass_through(small: ortgpt.Generator, prompt: str) -> None:
+    ids = small.tokenizer.encode(prompt)
+    whole = prompt.encode("utf-8", errors="replace").decode() if "\ud800" <= max(prompt) <= "\udfff" else prompt
+    assert small.tokenizer.decode(ids).replace("\ufffd", "?") == whole
+    assert small.generate(prompt, max_new_tokens=2, eos_token_id=[]).prompt_tokens == len(ids)
