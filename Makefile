@@ -24,6 +24,7 @@ ADAPTER ?=
 REVISION ?=
 ACTIVATION ?=
 EXTERNAL_DATA ?=
+FAST_PREFILL ?=
 OUT ?= build/$(notdir $(CHECKPOINT:/=))-$(DTYPE)
 PROMPT ?= It is a truth universally acknowledged,
 TEXT ?=
@@ -31,7 +32,7 @@ CALIBRATION ?=
 # What was typed is taken as typed, and recipes read it from the environment: quotes, spaces and dollar signs in it are
 # harmless.
 GIVEN := $(filter command environment,$(origin CHECKPOINT))
-FORM := DTYPE FLAVOUR TARGET TOKENIZER ADAPTER REVISION ACTIVATION EXTERNAL_DATA
+FORM := DTYPE FLAVOUR TARGET TOKENIZER ADAPTER REVISION ACTIVATION EXTERNAL_DATA FAST_PREFILL
 $(foreach name,CHECKPOINT OUT PROMPT TEXT CALIBRATION $(FORM),$(if $(filter file,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
 export CHECKPOINT OUT PROMPT TEXT CALIBRATION GIVEN $(FORM)
 
@@ -81,7 +82,7 @@ export: $(VENV)/.setup  ## Export CHECKPOINT=folder|id|ckpt.pt to OUT=folder, un
 	else $(BIN)/ortgpt export "$$CHECKPOINT" -o "$$OUT" --dtype "$$DTYPE" --flavour "$$FLAVOUR" --target "$$TARGET" \
 		$${TOKENIZER:+--tokenizer "$$TOKENIZER"} $${ADAPTER:+--adapter "$$ADAPTER"} \
 		$${REVISION:+--revision "$$REVISION"} $${ACTIVATION:+--activation "$$ACTIVATION"} \
-		$${EXTERNAL_DATA:+--external-data} \
+		$${EXTERNAL_DATA:+--external-data} $${FAST_PREFILL:+--fast-prefill} \
 		$$([ ! -f "$$made" ] || echo --force); \
 		printf '%s\n' "$$from" "$$hash" > "$$made"; fi
 

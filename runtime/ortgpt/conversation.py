@@ -46,11 +46,13 @@ class Conversation:
         Raises as Generator.generate() does; the text is then as before.
         """
         request = self._begin(text, GenerationOptions.make(options, keywords))
+        done = False
         try:
             for _ in request.run():
                 pass
+            done = True
         finally:
-            self._end(request)
+            self._end(request, keep=done)
         return request.sequences[0].completion()
 
     def stream(self, text: Prompt = "", options: GenerationOptions | None = None, **keywords: Any) -> Iterator[Piece]:
@@ -69,7 +71,7 @@ class Conversation:
         try:
             yield from request.pieces()
         finally:
-            self._end(request)
+            self._end(request, keep=True)
 
     def rewind(self, turns: int = 1) -> list[int]:
         """Take back the last turns, what was given and what the model added; return what the first of them was given.
@@ -124,13 +126,13 @@ class Conversation:
         self._open = request
         return request
 
-    def _end(self, request: Request) -> None:
-        """Note what the turn added, and what the cache holds now."""
+    def _end(self, request: Request, *, keep: bool) -> None:
+        """Note what the cache holds now, and, to `keep` it, what the turn added."""
         self._open = None
         row, tokenizer = request.sequences[0].row, self._generator.tokenizer
         self._held = row.ids[: int(self._cache.lengths[0])]
-        if not row.token_ids and row.finish_reason is None:
-            return  # it failed, or was left, before its first token
+        if not keep or (not row.token_ids and row.finish_reason is None):
+            return  # it failed, or was left before its first token
         self._turns.append((len(self.token_ids), self._given))
         if not self.token_ids and not self._given:
             self._begun_empty = 1

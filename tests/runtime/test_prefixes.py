@@ -212,3 +212,20 @@ def test_a_text_begun_from_nothing_does_not_show_its_start(small: ortgpt.Generat
         talk.rewind()
     talk.generate("a man", max_new_tokens=4)
     assert talk.rewind() == small.tokenizer.encode("a man")
+
+
+def test_a_turn_that_fails_leaves_the_text_as_it_was(small: ortgpt.Generator) -> None:
+    def fail(ids: Any, logits: Any) -> Any:
+        if len(ids) > len(before) + 4:
+            raise KeyError("mine")
+        return logits
+
+    talk = small.conversation("It is a truth")
+    talk.generate(max_new_tokens=4, eos_token_id=[])
+    before = list(talk.token_ids)
+    with pytest.raises(KeyError, match="mine"):
+        talk.generate(" a", max_new_tokens=9, eos_token_id=[], logits_processor=fail)
+    assert talk.token_ids == before
+    done = talk.generate(" a", max_new_tokens=5, eos_token_id=[])
+    ids = [*before, *small.tokenizer.encode(" a")]
+    assert done.token_ids == small.generate(ids, max_new_tokens=5, eos_token_id=[]).token_ids
