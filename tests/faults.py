@@ -1,4 +1,4 @@
-"""Interrupted writers: `python tests/faults.py [ROUNDS]` (default 10 of each kind), a few minutes.
+"""Interrupted writers: `python tests/faults.py [ROUNDS]` (default 5 of each kind), a few minutes.
 
 An export, a quantisation and a training are ended at random moments by SIGKILL, by SIGINT, and by a limit on a file's
 size, as a full disk ends them. Afterwards the old bundle has to be intact (it loads, and writes the text that it wrote
@@ -125,4 +125,4 @@ def weights_of(checkpoint: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 10))
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 5))
