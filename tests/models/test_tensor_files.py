@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import pickle
 from pathlib import Path
@@ -117,3 +118,22 @@ def test_tensors_that_repeat_what_is_stored_once_are_refused(tmp_path: Path) -> 
     torch.save({"a": torch.zeros(1).expand(2**20, 2**20), "b": torch.ones(3)}, tmp_path / "x.bin")
     with pytest.raises(ModelError, match="stores fewer numbers than a has"):
         state_tensors(tmp_path / "x.bin", load_torch_file(tmp_path / "x.bin"))
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        {"a": [0, 16], "b": [8, 24]},  # overlap
+        {"a": [0, 16], "b": [16, 40]},  # beyond the file
+        {"a": [0, 16], "b": [24, 16]},  # backwards
+        {"a": [0, 16], "b": [20, 36]},  # a gap
+        {"a": [0, 16], "b": [16, 2**63]},
+    ],
+)
+def test_offsets_that_are_not_those_of_the_tensors_are_refused(tmp_path: Path, offsets: dict[str, list[int]]) -> None:
+    header = {name: {"dtype": "F32", "shape": [4], "data_offsets": place} for name, place in offsets.items()}
+    text = json.dumps(header).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(32))
+    with pytest.raises(ModelError, match=r"x\.safetensors is not a"):
+        open_tensor_file(path)
