@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from ortgpt.bundle import Bundle
 from ortgpt.contract import DType, File, Role, Target
 from ortgpt.engine import Engine
-from ortgpt.manifest import GraphSpec
+from ortgpt.manifest import FileEntry, GraphSpec
 from ortgpt.prefill import find_prefill
 from ortgpt.session import Device, open_graph
 from ortgpt_exporter.bundle_folder import save_graph
@@ -106,7 +106,10 @@ def _hessians(
 
 def open_quantized(source: Bundle, folder: Path) -> Engine:
     """Open what write_quantized() wrote, for the CPU."""
-    draft = replace(source, path=folder, manifest=replace(source.manifest, graphs=graphs_in(source, folder)))
+    # Not sealed yet: of the files their names are all that opening a graph looks at.
+    files = {path.name: FileEntry(size=path.stat().st_size, sha256="") for path in folder.iterdir()}
+    manifest = replace(source.manifest, graphs=graphs_in(source, folder), files=files)
+    draft = replace(source, path=folder, manifest=manifest)
     session = open_graph(draft, draft.manifest.graphs[0], Device(Target.CPU))
     prefill = find_prefill(draft, session)
     return Engine(session, source.config, masked_tokens=source.manifest.masked_tokens, prefill=prefill)

@@ -187,7 +187,7 @@ def test_old_and_new_ways_to_write_a_tokenizer_json(folder: Path, merge: Callabl
         (lambda t: t["model"]["merges"].append(["a", ""]), r"\['a', ''\] \(accepted: two tokens\)"),
         (lambda t: t["model"]["merges"].append(["a", "b", "c"]), "accepted: two tokens"),
         (lambda t: t["model"]["merges"].append([["a"], "b"]), "accepted: two tokens"),
-        (lambda t: t["model"]["merges"].append(["\ud800", "b"]), r"merge '\\ud800b' is missing"),
+        (lambda t: t["model"]["merges"].append(["\ud800", "b"]), "is not readable JSON: .*surrogates not allowed"),
         (lambda t: t["model"]["vocab"].update(x=None), r"model\.vocab of .* maps 'x' to None, which is no id"),
         (lambda t: t["model"]["vocab"].update(x=10**9), "maps 'x' to 1000000000, which is no id"),
         (lambda t: t["model"]["vocab"].update({"": 300}), "the token '' is empty"),
