@@ -14,8 +14,8 @@ from typing import Any
 from ortgpt.bundle import sha256_of
 from ortgpt.contract import File
 from ortgpt.errors import OptionError
+from ortgpt.generation_defaults import read_generation_config
 from ortgpt.manifest import Source
-from ortgpt.options import read_generation_config
 from ortgpt.strict_json import read_json_object
 from ortgpt_exporter import hub
 from ortgpt_exporter.errors import ExportError

@@ -46,7 +46,7 @@ def search_beams(
 ) -> Iterator[list[Beam]]:
     """Search; yield the best `num_return_sequences` after each step, best first, the last of them being the answer.
 
-    Raises NonFiniteLogitsError when the model computes NaN or infinity.
+    Raises NonFiniteLogitsError when the model computes NaN or infinity, OptionError when the options leave no token.
     """
     started = time.perf_counter()
     search = _Search(engine, options, prompt_ids, max_new_tokens, ends)

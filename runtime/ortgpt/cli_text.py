@@ -44,14 +44,15 @@ lets it go on. Ctrl-C stops it, and what it wrote stays.
     "input_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help='Take prompts from FILE, a JSON text or object a line: {"prompt": ..., options}.',
+    help='Take prompts from FILE, a JSON text, list of ids or object a line: {"prompt": ..., options}.',
 )
 @click.option(
     "--output",
     "output_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write a JSON object a continuation to FILE; begun before, it is gone on with.",
+    help="With --input: append a JSON object a continuation to FILE, 32 prompts at a time; the same command goes on "
+    "where it was interrupted. [default: standard output]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a continuation instead of the text.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")

@@ -37,8 +37,9 @@ class Decoding:
         self._rows = rows
         self._timings = timings
         self._prefixes = prefixes
+        self._seen = [tuple(row.seen()) for row in rows]
         self.cache = cache or engine.new_cache(
-            len({tuple(row.seen()) for row in rows}),
+            len(set(self._seen)),
             max(row.room(engine.config.n_positions) for row in rows),
             room=len(rows),
         )
@@ -65,21 +66,20 @@ class Decoding:
 
     def _prefill(self) -> Call | Logits:
         """Feed what the model sees of each row; rows that begin alike to the end are computed once."""
-        engine, rows = self._engine, self._rows
-        seen = [tuple(row.seen()) for row in rows]
-        unique = list(dict.fromkeys(seen))
+        engine = self._engine
+        unique = list(dict.fromkeys(self._seen))
         fill_prefixes(self.cache, self._prefixes, unique)
         rests = [ids[done:] for ids, done in zip(unique, self.cache.lengths.tolist(), strict=True)]
         if self.cache.takes_several_tokens:
             call = engine.prefill_call(self.cache, rests)
-            if len(unique) == len(rows):
+            if len(unique) == len(self._seen):
                 return call
             logits = call.logits()[:, 0]
         else:
             logits = engine.prefill(self.cache, rests)[:, 0]
         places = {ids: place for place, ids in enumerate(unique)}
-        sources = [places[ids] for ids in seen]
-        if len(unique) < len(rows):
+        sources = [places[ids] for ids in self._seen]
+        if len(unique) < len(self._seen):
             self.cache.arrange(sources)
         return logits[sources]
 

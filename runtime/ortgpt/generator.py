@@ -23,9 +23,10 @@ from ortgpt.contract import File, Key, Promise
 from ortgpt.conversation import Conversation
 from ortgpt.engine import Engine
 from ortgpt.errors import BundleError, ClosedError, DeviceError, OptionError, PromptError
+from ortgpt.generation_defaults import read_generation_config
 from ortgpt.grammar import Grammars
-from ortgpt.option_checks import check, read_integer
-from ortgpt.options import GenerationOptions, read_generation_config
+from ortgpt.option_checks import check, read_integer, shown
+from ortgpt.options import GenerationOptions
 from ortgpt.prefill import find_prefill
 from ortgpt.prefixes import PrefixCache
 from ortgpt.request import AskedPrompt, Request, check_stream
@@ -157,17 +158,17 @@ class Generator:
         continuations are done, and of how many. Raises as generate() does.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Iterable):
-            raise PromptError(f"prompts = {_short(prompts)} (accepted: a list of prompts; generate takes a single one)")
+            raise PromptError(f"prompts = {shown(prompts)} (accepted: a list of prompts; generate takes a single one)")
         batch_tokens = read_integer("batch_tokens", batch_tokens, 1, "an integer of 1 or more")
         check("on_progress", on_progress, callable(on_progress), "a function of how many are done, and of how many")
-        call = self.prepare(list(prompts), options, keywords, batch_tokens=batch_tokens)
+        request = self.prepare(list(prompts), options, keywords, batch_tokens=batch_tokens)
         done = 0
-        for active in call.run():
-            ended = sum(call.sequences[index].row.finish_reason is not None for index in active)
+        for active in request.run():
+            ended = sum(request.sequences[index].row.finish_reason is not None for index in active)
             done += ended
             if ended and on_progress is not None:
-                on_progress(done, len(call.sequences))
-        return [each.completion() for each in call.sequences]
+                on_progress(done, len(request.sequences))
+        return [each.completion() for each in request.sequences]
 
     def stream(self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Any) -> Iterator[Piece]:
         """Continue one prompt and yield the text as it comes; the pieces joined are the text of generate().
@@ -219,7 +220,7 @@ class Generator:
         if normalize not in ("tokens", "bytes", "none"):
             raise OptionError(f"normalize = {normalize!r} (accepted: tokens, bytes, none)")
         if isinstance(continuations, str) or not isinstance(continuations, Iterable):
-            raise PromptError(f"continuations = {_short(continuations)} (accepted: a list of texts or token ids)")
+            raise PromptError(f"continuations = {shown(continuations)} (accepted: a list of texts or token ids)")
         given = [self.prompt_ids(each, f"continuations[{place}]") for place, each in enumerate(continuations)]
         if not given or not all(given):
             which = f"continuations[{given.index([])}] is empty" if given else "no continuations"
@@ -284,7 +285,7 @@ class Generator:
         except (TypeError, ValueError):
             array = np.asarray(None)
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-            raise PromptError(f"{name} = {_short(prompt)} (accepted: a text, or a sequence of token ids)")
+            raise PromptError(f"{name} = {shown(prompt)} (accepted: a text, or a sequence of token ids)")
         ids = [int(token_id) for token_id in array]
         limit = self.engine.allowed_vocab_size
         bad = [token_id for token_id in ids if not 0 <= token_id < limit]
@@ -301,12 +302,11 @@ class Generator:
         batch_tokens: int | None = None,
         cache: Cache | None = None,
     ) -> Request:
-        """Check prompts and options, and return the call that they make, for what is built on this class.
+        """Check prompts and options, and return the request that they make, for what is built on this class.
 
         `cache`, for one prompt, holds the beginning of its tokens, and stays.
         """
         started = time.perf_counter()
-        engine = self.engine
         if not prompts:
             raise PromptError("no prompts (accepted: a list of at least one)")
         if options is None or isinstance(options, GenerationOptions):
@@ -316,7 +316,7 @@ class Generator:
         else:
             if not isinstance(options, Sequence) or len(options) != len(prompts):
                 raise OptionError(
-                    f"options = {_short(options)} (accepted: a GenerationOptions, or a list with one for each of the "
+                    f"options = {shown(options)} (accepted: a GenerationOptions, or a list with one for each of the "
                     f"{len(prompts)} prompts)"
                 )
             resolved = [
@@ -328,11 +328,5 @@ class Generator:
         for place, (prompt, each, seed) in enumerate(zip(prompts, resolved, seeds, strict=True)):
             name = f"prompts[{place}]" if len(prompts) > 1 else "prompt"
             asked.append(AskedPrompt(self.prompt_ids(prompt, name) or [self.start_id], each, seed))
-        return Request(
-            self, engine, asked, batch_tokens=batch_tokens, cache=cache, tokenize_s=time.perf_counter() - started
-        )
-
-
-def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+        elapsed_s = time.perf_counter() - started
+        return Request(self, asked, batch_tokens=batch_tokens, cache=cache, tokenize_s=elapsed_s)

@@ -12,14 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ortgpt.errors import OptionError
 from ortgpt.option_checks import shown
 from ortgpt.resolved import Grammar
+from ortgpt.sampling import Floats
 from ortgpt.tokenizer import Tokenizer
-
-Floats = npt.NDArray[np.float32]
 
 _MOST_GRAMMARS = 16  # that are held ready
 # Where white space is free, a small model may write it for ever. A schema's own "x-guidance" wins.

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ortgpt.sampling import largest
-
-Floats = npt.NDArray[np.float32]
+from ortgpt.sampling import Floats, largest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,10 +27,10 @@ def read_number(name: str, value: Any, low: float, high: float, accepted: str) -
     return number
 
 
-def read_integer(name: str, value: Any, least: int, accepted: str) -> int | None:
-    """Turn any kind of integer, numpy's included, into an int of at least `least`."""
+def read_integer(name: str, value: Any, least: int, accepted: str, most: float = math.inf) -> int | None:
+    """Turn any kind of integer, numpy's included, into an int from `least` to `most`."""
     value = _single(value)
-    check(name, value, is_int(value, least), accepted)
+    check(name, value, is_int(value, least) and value <= most, accepted)
     return None if value is None else int(value)
 
 

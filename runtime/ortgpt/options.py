@@ -5,7 +5,6 @@ Names and meaning are those of `transformers` generate; what differs stands in R
 
 from __future__ import annotations
 
-import logging
 import numbers
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,17 +27,13 @@ from ortgpt.option_checks import (
 from ortgpt.resolved import DEFAULT_MAX_NEW_TOKENS, DEFAULT_TOP_K, Grammar, LogitsProcessor, ResolvedOptions, Word
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
-# Keys of a generation_config.json that have no bearing here; any other unknown one is logged when the bundle is loaded.
-_WITHOUT_BEARING = frozenset(
-    {"transformers_version", "_from_model_config", "bos_token_id", "pad_token_id", "use_cache", "output_attentions",
-     "output_hidden_states", "return_dict_in_generate", "output_scores"}
-)  # fmt: skip
 # Values that ask for nothing.
-_NEUTRAL = {
+NEUTRAL = {
     "num_beams": 1, "num_return_sequences": 1, "length_penalty": 1.0, "early_stopping": False, "echo": False,
     "keep_tokens": 0,
 }  # fmt: skip
-_FROM_BUNDLE = (
+# Options that a bundle's generation_config.json may state a default of.
+FROM_BUNDLE = (
     "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size",
     "suppress_tokens", "max_new_tokens", "min_new_tokens", "eos_token_id",
 )  # fmt: skip
@@ -56,10 +51,8 @@ _NEEDS: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
 _NOT_WITH_BEAMS = (
     "logprobs", "prompt_lookup_num_tokens", "assistant_model", "grammar", "context_overflow", "deterministic"
 )  # fmt: skip
-MOST_BEAMS = 256
-MOST_LOOKUP = 32  # tokens; more were never guessed at once with profit
-
-_logger = logging.getLogger(__name__)
+_MOST_BEAMS = 256
+_MOST_LOOKUP = 32  # tokens; more were never guessed at once with profit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,13 +157,13 @@ class GenerationOptions:
             self._set(name, read_number(name, getattr(self, name), low, high, accepted))
         for name, least in (
             ("top_k", 0), ("no_repeat_ngram_size", 0), ("max_new_tokens", 1), ("min_new_tokens", 0),
-            ("num_return_sequences", 1), ("num_beams", 1), ("logprobs", 0), ("keep_tokens", 0), ("slide_tokens", 1),
-            ("prompt_lookup_num_tokens", 1), ("num_assistant_tokens", 1), ("pad_token_id", 0),
+            ("num_return_sequences", 1), ("logprobs", 0), ("keep_tokens", 0), ("slide_tokens", 1),
+            ("num_assistant_tokens", 1), ("pad_token_id", 0),
         ):  # fmt: skip
             self._set(name, read_integer(name, getattr(self, name), least, f"an integer of {least} or more"))
-        for name, most_of_it in (("num_beams", MOST_BEAMS), ("prompt_lookup_num_tokens", MOST_LOOKUP)):
-            value = getattr(self, name)
-            check(name, value, value is None or value <= most_of_it, f"an integer from 1 to {most_of_it}")
+        for name, largest in (("num_beams", _MOST_BEAMS), ("prompt_lookup_num_tokens", _MOST_LOOKUP)):
+            accepted = f"an integer from 1 to {largest}"
+            self._set(name, read_integer(name, getattr(self, name), 1, accepted, largest))
         self._read_several()
         early = self.early_stopping
         never = isinstance(early, str) and early == "never"
@@ -238,7 +231,7 @@ class GenerationOptions:
         sample = self._samples(defaults) and beams == 1
         self._check_together(sample)
         merged: dict[str, Any] = {
-            name: getattr(self, name) if _is_given(self, name) else getattr(defaults, name) for name in _FROM_BUNDLE
+            name: getattr(self, name) if _is_given(self, name) else getattr(defaults, name) for name in FROM_BUNDLE
         }
         eos_token_ids = frozenset(merged["eos_token_id"] or ())
         if self.min_new_tokens and self.max_new_tokens and self.min_new_tokens > self.max_new_tokens:
@@ -312,7 +305,7 @@ class GenerationOptions:
                 f"{self._given(sampling)} would have no effect with {why}: leave it out, or let it sample"
             )
         for name, other, good, wanted in _NEEDS:
-            if getattr(self, name) not in (None, _NEUTRAL.get(name)) and not good(getattr(self, other)):
+            if getattr(self, name) not in (None, NEUTRAL.get(name)) and not good(getattr(self, other)):
                 raise OptionError(f"{self._given([name])} would have no effect without {wanted}")
         if self.grammar is not None and self.min_new_tokens:
             raise OptionError(
@@ -343,22 +336,6 @@ class GenerationOptions:
 
     def _given(self, names: Sequence[str]) -> str:
         return ", ".join(f"{name} = {shown(getattr(self, name))}" for name in names)
-
-
-def read_generation_config(values: Mapping[str, Any], fallback_eos: Iterable[int]) -> GenerationOptions:
-    """Return the defaults that a bundle's generation_config.json states; other keys with a bearing are logged.
-
-    Raises OptionError for a value that is not accepted.
-    """
-    ignored = [
-        f"{key} = {value!r}"
-        for key, value in values.items()
-        if value is not None and key not in (*_FROM_BUNDLE, *_WITHOUT_BEARING) and _NEUTRAL.get(key) != value
-    ]
-    if ignored:
-        _logger.warning("generation_config.json has keys that this version does not use: %s", ", ".join(ignored))
-    known = {name: values[name] for name in _FROM_BUNDLE if values.get(name) is not None}
-    return GenerationOptions(**({"eos_token_id": fallback_eos} | known))
 
 
 def _word_ids(word: Word, encode: Callable[[str], Sequence[int]] | None) -> tuple[int, ...]:

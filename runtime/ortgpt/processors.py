@@ -10,13 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ortgpt.errors import OptionError
 from ortgpt.resolved import LogitsProcessor, ResolvedOptions
-
-Floats = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
+from ortgpt.sampling import Floats, Ids
 
 _ROOM = 256  # ids that the list of those that occurred grows by
 

@@ -71,7 +71,6 @@ class Request:
     def __init__(
         self,
         generator: Generator,
-        engine: Engine,
         prompts: Sequence[AskedPrompt],
         *,
         batch_tokens: int | None = None,
@@ -79,7 +78,7 @@ class Request:
         tokenize_s: float = 0.0,
     ) -> None:
         self._generator = generator
-        self._engine = engine
+        self._engine = generator.engine
         self._cache = cache
         self._tokenize_s = tokenize_s
         self._batch_tokens = batch_tokens or max(1, _CACHE_BYTES // self._engine.token_bytes)

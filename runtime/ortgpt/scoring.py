@@ -17,7 +17,7 @@ from ortgpt.call import Logits
 from ortgpt.engine import Engine
 from ortgpt.errors import ContextLengthError, NonFiniteLogitsError, PromptError
 from ortgpt.logprobs import TokenLogprob, log_softmax, token_logprob
-from ortgpt.option_checks import check, read_integer
+from ortgpt.option_checks import read_integer
 
 _PIECE = 128  # tokens of a prefill whose logits are held at once
 
@@ -74,8 +74,7 @@ def score_ids(
         raise PromptError("nothing to score: the text is empty (accepted: at least one token)")
     n_positions = engine.config.n_positions
     accepted = f"an integer from 1 to the context, {n_positions}"
-    stride = read_integer("stride", stride, 1, accepted) or max(1, n_positions // 2)
-    check("stride", stride, stride <= n_positions, accepted)
+    stride = read_integer("stride", stride, 1, accepted, n_positions) or max(1, n_positions // 2)
     ids = np.array([start_id, *token_ids], np.int64)
     logprobs = np.empty(len(token_ids))
     done = 0

@@ -19,6 +19,7 @@ import tiktoken
 
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, PromptError
+from ortgpt.option_checks import shown
 from ortgpt.strict_json import MAX_SIZE_BYTES, read_json_object
 
 MOST_IDS = 2**24  # more than any model has rows; a larger id is a mistake, and lists up to it would take for ever
@@ -224,7 +225,7 @@ def check_ids(vocab: dict[str, Any], *, source: str) -> dict[str, int]:
     if set(map(type, values)) - {int} or min(values, default=0) < 0 or max(values, default=0) >= MOST_IDS:
         token, value = next(item for item in vocab.items() if type(item[1]) is not int or not 0 <= item[1] < MOST_IDS)
         raise BundleError(
-            f"{source} maps {_shown(token)} to {_shown(value)}, which is no id (accepted: integers from 0 to "
+            f"{source} maps {shown(token)} to {shown(value)}, which is no id (accepted: integers from 0 to "
             f"{MOST_IDS - 1})"
         )
     return vocab
@@ -262,7 +263,7 @@ def parse_merges(text: str, *, source: str) -> list[tuple[str, str]]:
             merges.append((first, second))
         elif line.rstrip("\r"):
             raise BundleError(
-                f"{source} line {number} is {_shown(line)}; expected two tokens with one space between them"
+                f"{source} line {number} is {shown(line)}; expected two tokens with one space between them"
             )
     return merges
 
@@ -282,7 +283,7 @@ def _bytes_of(joined: Sequence[str]) -> tuple[list[bytes], list[str]]:
     try:
         return [text.translate(table).encode("latin-1") for text in itertools.chain(byte_of, joined)], []
     except UnicodeEncodeError as error:
-        return [], [f"a merge joins to {_shown(error.object)}, which has a letter for no byte"]
+        return [], [f"a merge joins to {shown(error.object)}, which has a letter for no byte"]
 
 
 def _ids_of(
@@ -291,7 +292,7 @@ def _ids_of(
     """Return the id of each rank, None if it is the rank, and the ids of what no merge joins. Raises BundleError."""
     byte_of = _byte_of_letter()
     found = [f"byte {byte_of[letter]} is missing" for letter in byte_of if letter not in vocab]
-    found += [f"merge {_shown(text)} is missing" for text in sorted(set(joined) - vocab.keys())]
+    found += [f"merge {shown(text)} is missing" for text in sorted(set(joined) - vocab.keys())]
     ids = set(vocab.values())
     if len(ids) != len(vocab):
         found.append("two tokens share an id")
@@ -299,8 +300,8 @@ def _ids_of(
         found.append("the token '' is empty")
     found += faults
     if found:
-        shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
-        raise BundleError(f"{source} do not make a byte-level BPE: {shown}")
+        listed = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+        raise BundleError(f"{source} do not make a byte-level BPE: {listed}")
     id_of_rank = [vocab[text] for text in itertools.chain(byte_of, joined)]
     ids.difference_update(id_of_rank)
     added = {text: token_id for text, token_id in vocab.items() if token_id in ids} if ids else {}
@@ -320,11 +321,6 @@ def _translation(byte_of: dict[str, int]) -> dict[int, int]:
     """Return the table that turns GPT-2's letters into Latin-1, and what is none of them into what Latin-1 lacks."""
     foreign = {byte: 0xFFFF for byte in range(256) if chr(byte) not in byte_of}
     return foreign | {ord(letter): byte for letter, byte in byte_of.items()}
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _overlap(text: str, stop: str) -> int:

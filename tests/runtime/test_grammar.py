@@ -103,6 +103,7 @@ def test_what_is_no_grammar_is_refused(small: ortgpt.Generator) -> None:
     for grammar, part in (
         ("(", "is not accepted"),
         ({"type": "nonsense"}, "is not accepted"),
+        ({"$ref": "http://elsewhere/schema.json"}, "is not accepted"),
         ({"type": {1, 2}}, "is no JSON schema"),
         ("", "accepted: a regular expression, a JSON schema, or a list of choices"),
         ([], "a list of choices"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ortgpt import GenerationOptions, OptionError, OrtGptError, UnknownOptionError
-from ortgpt.options import read_generation_config
+from ortgpt.generation_defaults import read_generation_config
 from ortgpt.resolved import ResolvedOptions
 
 NO_DEFAULTS = GenerationOptions(eos_token_id=0)

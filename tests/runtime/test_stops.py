@@ -22,25 +22,38 @@ def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-letters = st.text("abé日👩", min_size=1, max_size=4)
-
-
-@given(st.lists(st.text("abé日👩", max_size=5), max_size=8), st.lists(letters, min_size=1, max_size=4))
+@settings(max_examples=1000, deadline=None)
+@given(
+    pieces=st.lists(st.text("abé\n日👩", max_size=4), max_size=12),
+    stops=st.lists(st.text("abé\n日👩", min_size=1, max_size=4), max_size=4),
+)
 def test_pieces_cut_anywhere_give_what_a_search_gives(pieces: list[str], stops: list[str]) -> None:
     matcher = StopMatcher(stops)
-    shown = ""
+    shown, whole = "", "".join(pieces)
     for place, piece in enumerate(pieces):
         text, stop = matcher.push(piece)
         shown += text
-        so_far = "".join(pieces[: place + 1])
-        assert so_far.startswith(shown)
         if stop is not None:
-            assert (shown, stop) == cut(so_far, stops)
+            assert (shown, stop) == cut(whole, stops)
             return
         # What is held back is no more than what may begin a stop string.
+        so_far = "".join(pieces[: place + 1])
+        assert so_far.startswith(shown)
         held = so_far[len(shown) :]
-        assert held == "" or any(s.startswith(held) and s != held for s in stops)
-    assert (shown + matcher.finish(), None) == cut("".join(pieces), stops)
+        assert held == "" or any(each.startswith(held) and each != held for each in stops)
+    assert (shown + matcher.finish(), None) == cut(whole, stops)
+
+
+def test_what_may_begin_a_stop_is_held_back_and_no_more() -> None:
+    matcher = StopMatcher(["END", "\n\n"])
+    assert [matcher.push(piece)[0] for piece in ("a E", "N", "x\n", "b", "EN", "D!")] == [
+        "a ",
+        "",
+        "ENx",
+        "\nb",
+        "",
+        "",
+    ]
 
 
 @settings(deadline=None, max_examples=60)

@@ -16,7 +16,7 @@ from transformers import AddedToken, GPT2Tokenizer
 
 from ortgpt import BundleError, PromptError
 from ortgpt import tokenizer as module
-from ortgpt.tokenizer import StopMatcher, TextStream, Tokenizer, read_merges
+from ortgpt.tokenizer import TextStream, Tokenizer, read_merges
 from ortgpt_exporter.checkpoint import find_folder
 from support import TEXT, write_real_tokenizer, write_small_tokenizer
 
@@ -292,45 +292,3 @@ def test_merges_of_absurd_size_are_refused(tmp_path: Path) -> None:
         read_merges(path)
     with pytest.raises(BundleError, match=r"none\.txt is missing"):
         read_merges(tmp_path / "none.txt")
-
-
-def run_matcher(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
-    matcher = StopMatcher(stops)
-    shown = ""
-    for piece in pieces:
-        text, stop = matcher.push(piece)
-        shown += text
-        if stop is not None:
-            return shown, stop
-    return shown + matcher.finish(), None
-
-
-def by_character(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """The oracle: the first end of a stop string in the text, the longer of two that end there."""
-    for end in range(1, len(text) + 1):
-        found = [stop for stop in stops if text[:end].endswith(stop)]
-        if found:
-            longest = max(found, key=len)
-            return text[: end - len(longest)], longest
-    return text, None
-
-
-@settings(max_examples=1000, deadline=None)
-@given(
-    stops=st.lists(st.text("ab\n日", min_size=1, max_size=4), max_size=3),
-    pieces=st.lists(st.text("ab\n日c", max_size=4), max_size=12),
-)
-def test_stop_strings_are_found_wherever_the_pieces_are_cut(stops: list[str], pieces: list[str]) -> None:
-    assert run_matcher(stops, pieces) == by_character("".join(pieces), stops)
-
-
-def test_what_may_begin_a_stop_is_held_back_and_no_more() -> None:
-    matcher = StopMatcher(["END", "\n\n"])
-    assert [matcher.push(piece)[0] for piece in ("a E", "N", "x\n", "b", "EN", "D!")] == [
-        "a ",
-        "",
-        "ENx",
-        "\nb",
-        "",
-        "",
-    ]
