@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, BundleNotFoundError
 from ortgpt.manifest import Check, Evidence, FileEntry, GraphSpec, Manifest, Precision, Source, sealed_text
-from ortgpt.option_checks import shown
+from ortgpt.messages import listed, shown
+from ortgpt.reading import reading
 from ortgpt.strict_json import read_json_object
 
 OWN_NAMES = frozenset(value for name, value in vars(File).items() if name.isupper())
@@ -50,7 +52,7 @@ class ModelConfig:
             if value is not None and not (type(value) is int and 0 <= value < vocab_size)
         ]
         if faults:
-            raise BundleError(f"{File.CONFIG} has faults: " + "; ".join(faults))
+            raise BundleError(f"{File.CONFIG} has faults: {listed(faults)}")
         eos = special["eos_token_id"]
         return cls(**counts, bos_token_id=special["bos_token_id"], eos_token_ids=() if eos is None else (eos,))
 
@@ -124,7 +126,8 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
     """
     folder = Path(path)
     _, manifest = _read_manifest(folder)
-    faults = list(_folder_faults(folder, manifest))
+    with reading(folder):
+        faults = list(_folder_faults(folder, manifest))
     if faults:
         raise BundleError(_damaged(folder, faults))
     return Bundle(
@@ -171,9 +174,9 @@ def describe_files(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file in hexadecimal."""
+    """Return the sha256 of a file in hexadecimal. Raises BundleError where it cannot be read."""
     digest, block = hashlib.sha256(), memoryview(bytearray(2**20))
-    with path.open("rb", buffering=0) as file:
+    with reading(path), path.open("rb", buffering=0) as file:
         while count := file.readinto(block):
             digest.update(block[:count])
     return digest.hexdigest()
@@ -182,12 +185,20 @@ def sha256_of(path: Path) -> str:
 def _read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
     """Return the manifest as parsed JSON, and as read. Raises BundleNotFoundError where there is none."""
     path = folder / File.MANIFEST
-    # os.path takes what cannot be a path, a name too long say, for one that leads to nothing.
-    if not os.path.isdir(folder):
-        state = "is a file" if os.path.exists(folder) else "does not exist"
-        raise BundleNotFoundError(f"{folder} {state}; expected a bundle folder, as `ortgpt export` writes it")
-    if not os.path.isfile(path):
-        raise BundleNotFoundError(f"{folder} holds no {File.MANIFEST}; expected a bundle, as `ortgpt export` writes it")
+    try:
+        is_folder = stat.S_ISDIR(folder.stat().st_mode)
+    except PermissionError as error:
+        raise BundleError(f"{folder} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError):  # what cannot be a path, a name too long say, leads to nothing, too
+        raise BundleNotFoundError(_not_found(folder, "does not exist")) from None
+    if not is_folder:
+        raise BundleNotFoundError(_not_found(folder, "is a file"))
+    with reading(folder):
+        names = os.listdir(folder)
+    if File.MANIFEST not in names:
+        raise BundleNotFoundError(_not_found(folder, f"holds no {File.MANIFEST}"))
+    if _is_outside(folder, File.MANIFEST):
+        raise BundleError(f"{path} is a link out of the bundle")
     try:
         values = read_json_object(path)
         return values, Manifest.from_values(values)
@@ -204,34 +215,40 @@ def _folder_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
         path = folder / name
         if _is_plain(name) and os.path.isfile(path) and (size := path.stat().st_size) != entry.size:
             yield f"{name} has {size:,} bytes, the manifest says {entry.size:,}"
-    for found in sorted(folder.iterdir()):
-        known = found.name in manifest.files or found.name == File.MANIFEST
-        if not known and is_bundle_name(found.name):
-            yield f"{found.name} is not listed in the manifest"
+    for name in sorted(os.listdir(folder)):
+        if name not in manifest.files and name != File.MANIFEST and is_bundle_name(name):
+            yield f"{shown(name)} is not listed in the manifest"
 
 
 def _name_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
     """Yield the listed files that are not there, or not inside the bundle."""
-    root = folder.resolve()
     for name in manifest.files:
         if not _is_plain(name):
-            yield f"the manifest lists {name!r}, which is not a plain file name"
+            yield f"the manifest lists {shown(name)}, which is not a plain file name"
         elif not os.path.isfile(folder / name):
             yield f"{name} is missing"
-        elif (folder / name).resolve().parent != root:
+        elif _is_outside(folder, name):
             yield f"{name} is a link out of the bundle"
 
 
+def _is_outside(folder: Path, name: str) -> bool:
+    return os.path.islink(folder / name) and (folder / name).resolve().parent != folder.resolve()
+
+
 def _is_plain(name: str) -> bool:
-    return name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
+    return name not in ("", ".", "..") and len(name) <= 255 and name.isprintable() and not {"/", "\\"} & set(name)
 
 
 def _most(name: str) -> int:
     return _MOST_LAYERS if name == "n_layer" else _MOST
 
 
+def _not_found(folder: Path, state: str) -> str:
+    return f"{folder} {state}; expected a bundle folder, as `ortgpt export` writes it"
+
+
 def _damaged(folder: Path, faults: list[str]) -> str:
     return (
-        f"{folder} is not intact: {'; '.join(faults)}. Copy or export it anew "
+        f"{folder} is not intact: {listed(faults)}. Copy or export it anew "
         "(after an edit by hand: `ortgpt seal` states the new hashes)"
     )

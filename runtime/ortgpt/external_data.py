@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ortgpt.errors import BundleError
+from ortgpt.reading import reading
 
 _KEY = b"location"
 # An entry of TensorProto.external_data (field 13 of onnx.proto) with its key first: the form that onnx writes. Lengths
@@ -22,7 +23,7 @@ def external_files(path: Path) -> set[str]:
     """
     if path.stat().st_size == 0:
         return set()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with reading(path), path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return set(_names(data, path))
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ortgpt.option_checks import shown
+from ortgpt.messages import shown
 from ortgpt.options import FROM_BUNDLE, NEUTRAL, GenerationOptions
 
 # Keys of a generation_config.json that have no bearing here; any other unknown one is logged when the bundle is loaded.

@@ -25,11 +25,12 @@ from ortgpt.engine import Engine
 from ortgpt.errors import BundleError, ClosedError, DeviceError, OptionError, PromptError
 from ortgpt.generation_defaults import read_generation_config
 from ortgpt.grammar import Grammars
-from ortgpt.option_checks import check, read_integer, shown
+from ortgpt.messages import shown
+from ortgpt.option_checks import check, read_integer
 from ortgpt.options import GenerationOptions
 from ortgpt.prefill import find_prefill
 from ortgpt.prefixes import PrefixCache
-from ortgpt.request import AskedPrompt, Request, check_stream
+from ortgpt.request import AskedPrompt, Request, check_ids, check_stream
 from ortgpt.scoring import Choice, Score, continuation_logprobs, score_ids
 from ortgpt.selector import open_selector
 from ortgpt.session import plan_session
@@ -96,6 +97,7 @@ class Generator:
         self.grammars = Grammars(tokenizer, ends[0] if ends else None)
         try:
             self._defaults = read_generation_config(bundle.generation_config, bundle.config.eos_token_ids)
+            check_ids(GenerationOptions().resolve(self._defaults), engine.allowed_vocab_size)
         except OptionError as error:
             raise BundleError(f"{bundle.path / File.GENERATION_CONFIG}: {error}") from None
 

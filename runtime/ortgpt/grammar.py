@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ortgpt.errors import OptionError
-from ortgpt.option_checks import shown
+from ortgpt.messages import shown
 from ortgpt.resolved import Grammar
 from ortgpt.sampling import Floats
 from ortgpt.tokenizer import Tokenizer

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ortgpt.messages import shown
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -19,10 +21,7 @@ class JsonReader:
         self.faults: list[str] = [] if faults is None else faults
 
     def fault(self, key: str, value: object, accepted: str) -> None:
-        shown = repr(value)
-        self.faults.append(
-            f"{self.prefix}{key} = {shown if len(shown) <= 80 else shown[:77] + '...'} (accepted: {accepted})"
-        )
+        self.faults.append(f"{self.prefix}{key} = {shown(value)} (accepted: {accepted})")
 
     def _get(self, kind: type | tuple[type, ...], accepted: str, neutral: Any, *keys: str) -> Any:
         value = self.values
@@ -88,5 +87,6 @@ class JsonReader:
     def named_readers(self, key: str) -> list[tuple[str, JsonReader]]:
         values = self._get(Mapping, "an object", {}, key)
         return [
-            (name, JsonReader(value, f"{self.prefix}{key}[{name!r}].", self.faults)) for name, value in values.items()
+            (name, JsonReader(value, f"{self.prefix}{key}[{shown(name)}].", self.faults))
+            for name, value in values.items()
         ]

@@ -15,6 +15,7 @@ from typing import Any
 from ortgpt.contract import FORMAT_MAJOR, FORMAT_MINOR, Key, Norm, Task, TokenizerKind
 from ortgpt.errors import BundleError
 from ortgpt.json_reader import JsonReader
+from ortgpt.messages import listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +212,7 @@ class Manifest:
         if not re.fullmatch(r"\d{1,6}(\.\d{1,6})*", manifest.minimum_onnxruntime):
             reader.fault(Key.MINIMUM_ONNXRUNTIME, manifest.minimum_onnxruntime, "a version like 1.23.0")
         if reader.faults:
-            raise BundleError("the manifest has faults: " + "; ".join(reader.faults))
+            raise BundleError(f"the manifest has faults: {listed(reader.faults)}")
         if reader.sha256(Key.SHA256) != own_sha256(values):
             raise BundleError("the manifest does not have the sha256 that it states: it was changed or damaged")
         return manifest

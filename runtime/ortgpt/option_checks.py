@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ortgpt.errors import OptionError
+from ortgpt.messages import shown
 
 Accepts = Callable[[Any], bool]
 
@@ -108,9 +109,3 @@ def is_text(value: object) -> bool:
 def _single(value: Any) -> Any:
     """Return what an array without axes holds; anything else as it is."""
     return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
-
-
-def shown(value: object) -> str:
-    """Return a value as a message shows it."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

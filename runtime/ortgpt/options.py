@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ortgpt.errors import OptionError, UnknownOptionError
+from ortgpt.messages import shown
 from ortgpt.option_checks import (
     check,
     is_int,
@@ -22,7 +23,6 @@ from ortgpt.option_checks import (
     read_number,
     read_tuple,
     read_words,
-    shown,
 )
 from ortgpt.resolved import DEFAULT_MAX_NEW_TOKENS, DEFAULT_TOP_K, Grammar, LogitsProcessor, ResolvedOptions, Word
 

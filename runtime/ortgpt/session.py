@@ -23,6 +23,7 @@ from ortgpt.errors import BundleError, DeviceError, OptionError
 from ortgpt.external_data import external_files
 from ortgpt.integers import multiplies_exactly
 from ortgpt.manifest import CacheSpec, GraphSpec, describe_graph
+from ortgpt.messages import listed
 
 _PROVIDERS = {Target.CPU: "CPUExecutionProvider", Target.CUDA: "CUDAExecutionProvider"}
 _DTYPES = {
@@ -281,10 +282,9 @@ def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
     ]
     faults += [f"{name} differs from the manifest" for name in sorted({*graph.inputs, *graph.outputs} ^ wanted.keys())]
     if faults:
-        shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
         raise BundleError(
             f"{bundle.path / graph.file} is not the {graph.flavour} {graph.role} of {config.n_layer} layers that the "
-            f"bundle describes: {shown}"
+            f"bundle describes: {listed(faults)}"
         )
 
 

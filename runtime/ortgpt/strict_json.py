@@ -1,4 +1,4 @@
-"""Read JSON that came from elsewhere: bounded in size, no NaN, no Infinity, no key twice."""
+"""Read JSON that came from elsewhere: of bounded size and depth, no NaN, no Infinity, no key twice."""
 
 from __future__ import annotations
 
@@ -9,29 +9,23 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ortgpt.errors import BundleError
+from ortgpt.messages import listed, shown
+from ortgpt.reading import read_text
 
-MAX_SIZE_BYTES = 64 * 2**20
 MOST_LEVELS = 100  # far fewer than Python's own limit, which what reads the values may meet, too
 _SURROGATE = re.compile(r"\\u[dD]")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in the UTF-8 file `path`. Raises BundleError saying what is wrong with it."""
+    text = read_text(path)
     try:
-        size_bytes = path.stat().st_size
-        if size_bytes > MAX_SIZE_BYTES:
-            raise BundleError(f"{path} has {size_bytes:,} bytes; at most {MAX_SIZE_BYTES:,} are read")
-        text = path.read_text(encoding="utf-8")
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
         if text.count("[") + text.count("{") > MOST_LEVELS and _is_deep(value):
             raise ValueError(f"more than {MOST_LEVELS} lists and objects in each other")
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()  # half a character, which an escape can make, is none
-    except FileNotFoundError:
-        raise BundleError(f"{path} is missing") from None
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, BundleError):
-            raise
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not readable JSON: {error}") from None
     if not isinstance(value, dict):
         raise BundleError(f"{path} holds a JSON {type(value).__name__}; expected an object")
@@ -56,5 +50,5 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-        raise ValueError(f"duplicate keys {sorted(twice)[:5]}")
+        raise ValueError(f"duplicate keys {listed([shown(key) for key in sorted(twice)])}")
     return result

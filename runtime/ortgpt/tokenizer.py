@@ -19,8 +19,9 @@ import tiktoken
 
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, PromptError
-from ortgpt.option_checks import shown
-from ortgpt.strict_json import MAX_SIZE_BYTES, read_json_object
+from ortgpt.messages import listed, shown
+from ortgpt.reading import read_text
+from ortgpt.strict_json import read_json_object
 
 MOST_IDS = 2**24  # more than any model has rows; a larger id is a mistake, and lists up to it would take for ever
 
@@ -241,15 +242,7 @@ def read_merges(path: Path) -> list[tuple[str, str]]:
 
 def read_merges_text(path: Path) -> str:
     """Return the text of a merges.txt, without a byte-order mark. Raises BundleError."""
-    try:
-        size_bytes = path.stat().st_size
-        if size_bytes > MAX_SIZE_BYTES:
-            raise BundleError(f"{path} has {size_bytes:,} bytes; at most {MAX_SIZE_BYTES:,} are read")
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise BundleError(f"{path} is missing") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BundleError(f"{path} is not readable: {error}") from None
+    return read_text(path, encoding="utf-8-sig")
 
 
 def parse_merges(text: str, *, source: str) -> list[tuple[str, str]]:
@@ -300,8 +293,7 @@ def _ids_of(
         found.append("the token '' is empty")
     found += faults
     if found:
-        listed = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
-        raise BundleError(f"{source} do not make a byte-level BPE: {listed}")
+        raise BundleError(f"{source} do not make a byte-level BPE: {listed(found)}")
     id_of_rank = [vocab[text] for text in itertools.chain(byte_of, joined)]
     ids.difference_update(id_of_rank)
     added = {text: token_id for text, token_id in vocab.items() if token_id in ids} if ids else {}

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ortgpt
 from ortgpt import BundleError, BundleNotFoundError, EngineError
 from ortgpt.bundle import open_bundle, seal_bundle, sha256_of
 from ortgpt.contract import File
+from ortgpt.external_data import external_files
+from ortgpt.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -102,13 +106,76 @@ def test_every_file_is_checked(bundle: Path, name: str) -> None:
         ortgpt.load(bundle)
 
 
+@contextlib.contextmanager
+def without_privileges() -> Iterator[None]:
+    """Let permissions count, as they do not for root. Reach files by relative paths: what is above may be closed."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def test_what_may_not_be_read_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bundle.parent)
+    path = Path("bundle")
+    path.parent.chmod(0o755)
+    path.chmod(0o755)
+    for each in path.iterdir():
+        each.chmod(0o644)
+    opened = open_bundle(path)
+    for name, read in (
+        ("ortgpt.json", lambda: open_bundle(path)),
+        ("config.json", lambda: open_bundle(path)),
+        ("vocab.json", lambda: Tokenizer.load(path)),
+        ("merges.txt", lambda: Tokenizer.load(path)),
+        ("model.onnx", lambda: external_files(path / "model.onnx")),
+        ("model.onnx.data", opened.verify_hashes),
+    ):
+        (path / name).chmod(0)
+        with without_privileges(), pytest.raises(BundleError, match=f"bundle/{name} cannot be read: Permission denied"):
+            read()
+        (path / name).chmod(0o644)
+    for mode in (0, 0o644, 0o311):
+        path.chmod(mode)
+        with without_privileges(), pytest.raises(BundleError, match=r"bundle.* cannot be read: Permission denied"):
+            open_bundle(path)
+    path.chmod(0o755)
+    closed = Path("closed")
+    closed.mkdir(0)
+    with without_privileges(), pytest.raises(BundleError, match="closed/bundle cannot be read: Permission denied"):
+        open_bundle(closed / "bundle")
+    closed.chmod(0o755)
+
+
+def test_the_manifest_may_not_be_a_link_out(bundle: Path) -> None:
+    outside = bundle.parent / "outside.json"
+    (bundle / "ortgpt.json").rename(outside)
+    (bundle / "ortgpt.json").symlink_to(outside)
+    with pytest.raises(BundleError, match=r"ortgpt\.json is a link out of the bundle"):
+        open_bundle(bundle)
+    with pytest.raises(BundleError, match=r"ortgpt\.json is a link out of the bundle"):
+        seal_bundle(bundle)
+
+
+def test_a_message_stays_short(bundle: Path) -> None:
+    names = {f"{number}\x1b[2J" + "x" * 300: {"size": 1, "sha256": "0" * 64} for number in range(1_000)}
+    edit_manifest(bundle, lambda manifest: manifest["files"].update(names))
+    with pytest.raises(BundleError, match=r"not a plain file name.* and 980 more") as caught:
+        open_bundle(bundle)
+    assert len(str(caught.value)) < 4_000
+    assert str(caught.value).isprintable()
+
+
 def test_every_fault_is_reported_at_once(bundle: Path) -> None:
     (bundle / "vocab.json").unlink()
     (bundle / "merges.txt").write_text("x")
     (bundle / "decoder.onnx").write_text("x")
     with pytest.raises(BundleError) as caught:
         open_bundle(bundle)
-    for part in ("vocab.json is missing", "merges.txt has 1 bytes", "decoder.onnx is not listed"):
+    for part in ("vocab.json is missing", "merges.txt has 1 bytes", "'decoder.onnx' is not listed"):
         assert part in str(caught.value)
 
 
@@ -175,7 +242,7 @@ def test_what_a_newer_minor_version_adds_is_ignored(bundle: Path) -> None:
         ('{"a": NaN}', "NaN is not a JSON number"),
         ('{"a": 1, "a": 2}', "duplicate keys"),
         ('{"a": ' + "[" * 50_000, "not readable JSON"),
-        ("\ud800", "not readable JSON"),
+        ("\ud800", "not UTF-8 text"),
         ('{"\\ud800": 1}', "surrogates not allowed"),
         ('{"a": "\\ud800"}', "surrogates not allowed"),
     ],
@@ -192,6 +259,15 @@ def test_hostile_json_is_refused(bundle: Path, text: str, reason: str) -> None:
         if name != "ortgpt.json":
             seal_bundle(bundle)
     ortgpt.load(bundle).close()
+
+
+def test_defaults_beyond_the_vocabulary_are_the_bundles_fault(bundle: Path) -> None:
+    defaults = json.loads((bundle / "generation_config.json").read_text())
+    for name, value in (("eos_token_id", 300), ("suppress_tokens", [7, 5_000])):
+        (bundle / "generation_config.json").write_text(json.dumps(defaults | {name: value}))
+        seal_bundle(bundle)
+        with pytest.raises(BundleError, match=rf"generation_config\.json: {name} = {np.max(value)} is not in the"):
+            ortgpt.load(bundle)
 
 
 def test_bad_values_in_config_json_are_named(bundle: Path) -> None:

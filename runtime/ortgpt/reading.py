@@ -1,0 +1,37 @@
+"""Read files that came from elsewhere: bounded in size, and what cannot be read is a BundleError that names it."""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from ortgpt.errors import BundleError
+
+MAX_SIZE_BYTES = 32 * 2**20  # of a file that is read whole; a vocabulary of a million tokens has fewer
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what the operating system says of `path` into a BundleError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise BundleError(f"{path} is missing") from None
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Return the text of a plain file of at most MAX_SIZE_BYTES. Raises BundleError."""
+    with reading(path):
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode):
+            raise BundleError(f"{path} is not a plain file")
+        if state.st_size > MAX_SIZE_BYTES:
+            raise BundleError(f"{path} has {state.st_size:,} bytes; at most {MAX_SIZE_BYTES:,} are read")
+        try:
+            return path.read_text(encoding=encoding)
+        except UnicodeDecodeError as error:
+            raise BundleError(f"{path} is not UTF-8 text: {error}") from None
