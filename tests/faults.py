@@ -45,10 +45,12 @@ def main(rounds: int) -> int:
                 for _ in range(rounds):
                     shutil.rmtree(work / "out", ignore_errors=True)
                     shutil.copytree(work / "old", work / "out")
-                    ended += interrupt(command, kind, chance, length_s)
+                    ended += interrupt(command, kind, chance, length_s, 200_000)
                     found = text_of(work / "out")
                     if found not in (want, text_of_new(work, name, command)):
                         lost.append(f"{name}, {kind}: the bundle writes {found!r}")
+                run(command)
+                lost += [f"{name}, {kind}: {path.name} stays after the next run" for path in work.glob(".out.*")]
                 print(f"{name}, {kind}: {rounds} times, {ended} of them ended before it was done")
         lost += check_training(work, rounds, chance)
     for each in lost:
@@ -67,10 +69,13 @@ def timed(function: Callable[[], object]) -> float:
     return time.monotonic() - started
 
 
-def interrupt(arguments: list[str], kind: str, chance: random.Random, length_s: float) -> bool:
-    """Run a command and end it at a random moment; tell whether it had not been done."""
+def interrupt(arguments: list[str], kind: str, chance: random.Random, length_s: float, largest: int) -> bool:
+    """Run a command and end it at a random moment; tell whether it had not been done.
+
+    A disk is full where a file grows beyond a random part of `largest`, in bytes.
+    """
     if kind == "full disk":
-        limit = chance.randrange(200_000)
+        limit = chance.randrange(largest)
         return run(arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) != 0
     command = [sys.executable, "-m", "ortgpt", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -104,19 +109,17 @@ def check_training(work: Path, rounds: int, chance: random.Random) -> list[str]:
     length_s = timed(lambda: run(command))
     want = weights_of(work / "trained")
     lost = []
-    for kind in ("SIGKILL", "SIGINT"):
+    largest = 12 * (work / "trained" / "model.safetensors").stat().st_size  # twice what a state of the training has
+    for kind in _KINDS:
+        ended = 0
         for _ in range(rounds):
             shutil.rmtree(work / "trained")
-            for leftover in work.glob(".trained*"):
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-            for _ in range(20):
-                if not interrupt(command, kind, chance, length_s) and (work / "trained").exists():
-                    break
-            else:
-                run(command)
+            while not (work / "trained").exists():
+                ended += interrupt(command, kind, chance, length_s, largest)
             if weights_of(work / "trained") != want:
                 lost.append(f"train, {kind}: other weights than those of an uninterrupted run")
-        print(f"train, {kind}: {rounds} times interrupted and gone on with, to the same weights")
+            lost += [f"train, {kind}: {path.name} stays" for path in work.glob("*trained?*")]
+        print(f"train, {kind}: {rounds} times begun, {ended} times interrupted and gone on with, to the same weights")
     return lost
 
 

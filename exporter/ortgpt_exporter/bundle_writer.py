@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +43,7 @@ from ortgpt_exporter.select_graph import select_graph
 from ortgpt_exporter.steps import OnProgress, Progress, Steps
 from ortgpt_exporter.verify import TOLERANCES, check_names, verify, verify_selector
 from ortgpt_models import GPTConfig
-from ortgpt_models.folder import made_parents, write_folder
+from ortgpt_models.folder import scratch_folder, write_folder
 
 # The types that each flavour can be written in for each device, the default first. A portable graph computes shapes
 # on the CPU, so it never runs whole on a GPU; other runtimes take such graphs there all the same.
@@ -119,10 +118,10 @@ def export_bundle(
     if form.dtype in BITS:
         quantization = Quantization(dtype=form.dtype) if quantization is None else quantization
         check_quantization(quantization, form.flavour)
-        with made_parents(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+        with scratch_folder(out) as folder:
             whole = export_bundle(
                 checkpoint,
-                Path(folder) / "float32",
+                folder / "float32",
                 flavour=form.flavour,
                 tokenizer=tokenizer,
                 adapter=adapter,

@@ -1,13 +1,17 @@
-"""Write a folder so that it is there whole or not at all."""
+"""Write a folder so that it is there whole or not at all, however the writer ends."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
 @contextlib.contextmanager
@@ -19,13 +23,66 @@ def write_folder(out: Path, *, replace: bool = False) -> Iterator[Path]:
     """
     out = Path(os.path.abspath(out))
     refuse_existing(out, replace=replace)
-    with made_parents(out), _partial_folder(out, replace=replace) as partial:
+    with scratch_folder(out) as partial:
         yield partial
+        for path in partial.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        refuse_existing(out, replace=replace)  # somebody may have made it meanwhile
+        _put(partial, out)
 
 
 @contextlib.contextmanager
-def made_parents(out: Path) -> Iterator[None]:
-    """Make the folders that `out` is to lie in; remove those that were made, if they are empty, when an error comes."""
+def scratch_folder(out: Path) -> Iterator[Path]:
+    """Yield an empty hidden folder beside `out`, removed at the end; those that killed writers left there go first.
+
+    A writer holds a lock on its folder as long as it lives, so what is not locked is left over. The folders that `out`
+    is to lie in are made, and removed, if they are empty, when an error comes.
+    """
+    with _made_parents(out), contextlib.ExitStack() as lock:
+        with _locked(out.parent, wait=True):  # so that nobody takes a new folder for one left over
+            _remove_left_over(out)
+            partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
+            partial.mkdir()
+            lock.enter_context(_locked(partial))
+        try:
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def refuse_existing(out: Path, *, replace: bool = False) -> None:
+    """Raise FileExistsError when `out` is there and may not be replaced, or is not a folder."""
+    if os.path.lexists(out) and not (replace and out.is_dir() and not out.is_symlink()):
+        hint = "it is not a folder" if replace else "nothing was written"
+        raise FileExistsError(f"{out} already exists; {hint}: choose another name or remove it first")
+
+
+def _remove_left_over(out: Path) -> None:
+    for path in out.parent.iterdir():
+        if path.name.startswith(f".{out.name}.") and path.name.endswith(".partial"):
+            with contextlib.suppress(FileNotFoundError), _locked(path) as is_left_over:
+                if is_left_over:
+                    shutil.rmtree(path)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold the lock on a folder, if it is to be had: not where another has it, or the file system has no such locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        locked = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            locked = False
+        yield locked
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _made_parents(out: Path) -> Iterator[None]:
     made = [folder for folder in out.parents if not folder.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -37,33 +94,26 @@ def made_parents(out: Path) -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
-def _partial_folder(out: Path, *, replace: bool) -> Iterator[Path]:
-    mark = secrets.token_hex(4)
-    partial, old = (out.with_name(f".{out.name}.{mark}.{suffix}") for suffix in ("partial", "old"))
-    partial.mkdir()
-    try:
-        yield partial
-        for path in partial.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        refuse_existing(out, replace=replace)  # somebody may have made it meanwhile
+def _put(partial: Path, out: Path) -> None:
+    """Rename `partial` to `out`; a folder that was there is then at `partial`, or gone."""
+    if not out.exists():
+        partial.rename(out)
+    elif not _exchange(partial, out):
+        old = out.with_name(f"{partial.name}.old")
         try:
-            if out.exists():
-                out.rename(old)
+            out.rename(old)
             partial.rename(out)
         except BaseException:
             if old.exists() and not out.exists():
                 old.rename(out)
             raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        if out.exists():
-            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def refuse_existing(out: Path, *, replace: bool = False) -> None:
-    """Raise FileExistsError when `out` is there and may not be replaced, or is not a folder."""
-    if os.path.lexists(out) and not (replace and out.is_dir() and not out.is_symlink()):
-        hint = "it is not a folder" if replace else "nothing was written"
-        raise FileExistsError(f"{out} already exists; {hint}: choose another name or remove it first")
+def _exchange(first: Path, second: Path) -> bool:
+    """Let two folders change places in one step, so that neither is missing at any time; False where none is there."""
+    try:
+        swap = ctypes.CDLL(None).renameat2
+    except AttributeError:  # not Linux, or an old one
+        return False
+    return bool(swap(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0)

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,6 +64,7 @@ def test_a_rename_that_fails_brings_the_old_folder_back(tmp_path: Path, monkeypa
     out = tmp_path / "out"
     out.mkdir()
     (out / "old").touch()
+    monkeypatch.setattr("ortgpt_models.folder._exchange", lambda *_: False)  # as on other systems than Linux
     rename = Path.rename
     for failing in ("out", ".partial"):
 
@@ -82,3 +87,46 @@ def test_a_file_or_a_link_is_never_replaced(tmp_path: Path) -> None:
         with pytest.raises(FileExistsError, match="not a folder"), write_folder(tmp_path / name, replace=True):
             pass
     assert names(tmp_path) == ["file", "link"]
+
+
+def test_a_replaced_folder_is_never_missing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    done = threading.Event()
+    missing = []
+
+    def watch() -> None:
+        while not done.is_set():
+            missing.extend([] if os.path.isdir(out) else ["missing"])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(100):
+        with write_folder(out, replace=True) as folder:
+            (folder / "new").touch()
+    done.set()
+    watcher.join()
+    assert missing == []
+
+
+def test_what_a_killed_writer_left_goes_and_what_a_live_one_writes_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    killed = """if True:
+        import os, signal, sys
+        from pathlib import Path
+        from ortgpt_models.folder import write_folder
+        with write_folder(Path(sys.argv[1])) as folder:
+            (folder / "file").write_text("x")
+            os.kill(os.getpid(), signal.SIGKILL)"""
+    assert subprocess.run([sys.executable, "-c", killed, str(out)], check=False).returncode == -signal.SIGKILL
+    (left,) = names(tmp_path)
+    assert left.startswith(".out.")
+    (tmp_path / ".out2.1234.partial").mkdir()  # another writer's
+    with write_folder(out) as folder:
+        (folder / "file").write_text("first")
+        with write_folder(out) as second:
+            (second / "file").write_text("second")
+        (out / "file").rename(tmp_path / "taken")
+        out.rmdir()
+    assert (out / "file").read_text() == "first"
+    assert names(tmp_path) == [".out2.1234.partial", "out", "taken"]
