@@ -150,7 +150,7 @@ soak: $(VENV)/.setup-dev  ## 2,000 calls in one process, then 16 threads: memory
 	@$(BIN)/python tests/soak.py
 
 test-faults: $(VENV)/.setup-dev  ## Kill export, quantize and train, and fill the disk, at random moments: nothing may be lost (minutes)
-	@$(BIN)/python tests/faults.py
+	@unshare --user --map-root-user --mount $(BIN)/python tests/faults.py
 
 test-oldest: $(VENV)/.setup-dev $(OLDEST)/.setup  ## Run the runtime on its oldest dependencies; it must give the same tokens
 	@$(MAKE) export CHECKPOINT=austen DTYPE=float32 OUT=build/austen-float32

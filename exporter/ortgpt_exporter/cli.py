@@ -291,7 +291,10 @@ def train(texts: tuple[Path, ...], out: Path, held_out: Path | None, **recipe: A
                 bar.label = f"loss {progress.loss:.3f}"
                 bar.update(progress.step - bar.pos)
 
-            bits = run(texts, out, recipe=made, held_out=held_out, on_progress=show)
+            bits = run(
+                texts, out, recipe=made, held_out=held_out, on_progress=show,
+                on_note=lambda note: click.echo(note, err=True),
+            )  # fmt: skip
     click.echo(f"{out}  held out {bits:.4f} bits per byte", err=True)
 
 

@@ -130,12 +130,13 @@ def train(
     recipe: Recipe,
     held_out: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> float:
     """Train on UTF-8 text files and write the checkpoint folder `out`; return the held-out loss in bits per byte.
 
     Without `held_out` the last 5% of the text is held out. State is saved beside `out` every `save_every` steps, and a
-    later call with the same recipe and texts goes on from there. Raises ModelError for text or recipe that cannot
-    serve and FileExistsError when `out` is already there.
+    later call with the same recipe and texts goes on from there, and tells `on_note` so. Raises ModelError for text or
+    recipe that cannot serve and FileExistsError when `out` is already there.
     """
     refuse_existing(out)
     corpus = read_corpus(texts, held_out, recipe)
@@ -144,6 +145,8 @@ def train(
     optimizer = _make_optimizer(gpt, recipe)
     state = _TrainingState(out, recipe, corpus.sha256)
     first_step = state.load(gpt, optimizer)
+    if first_step:
+        on_note(f"goes on from step {first_step} of {recipe.steps}, as saved in {state.folder}")
     for step in range(first_step, recipe.steps):
         loss = _train_step(gpt, optimizer, corpus.train_ids, recipe, step)
         if not math.isfinite(loss):

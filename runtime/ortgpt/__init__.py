@@ -1,5 +1,11 @@
 """Run an exported GPT-2 bundle with ONNX Runtime: load, generate, stream, batch, score, choose. Needs no PyTorch."""
 
+import os
+
+# ONNX Runtime 1.29 and later send telemetry from Linux, too, and keep an id of the machine in the home folder, from
+# their import on; a call to turn it off comes too late.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
 from ortgpt.completion import Completion, Piece
 from ortgpt.conversation import Conversation
 from ortgpt.errors import (

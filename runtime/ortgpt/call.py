@@ -164,8 +164,9 @@ class _PortableCall:
 
 
 def run_bound(session: Session, binding: Any) -> None:
-    """Run a graph on what is bound. Raises EngineError when ONNX Runtime fails."""
+    """Run a graph on what is bound. Raises EngineError when ONNX Runtime fails, ClosedError in a forked child."""
+    run = session.handle.run_with_iobinding
     try:
-        session.handle.run_with_iobinding(binding)
+        run(binding)
     except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
         raise EngineError(f"ONNX Runtime failed while running the graph: {error}") from error

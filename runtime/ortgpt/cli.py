@@ -218,9 +218,36 @@ def doctor(as_json: bool) -> None:
     from ortgpt.doctor import diagnose
 
     found = diagnose()
-    click.echo(json.dumps(dataclasses.asdict(found)) if as_json else "\n".join(found.lines()))
+    values = dataclasses.asdict(found)
+    if as_json:
+        click.echo(json.dumps(values))
+    else:
+        values |= {
+            "packages": [f"{name} {version or 'absent'}" for name, version in found.packages.items()],
+            "memory_bytes": _gib(found.memory_bytes),
+            "memory_available_bytes": _gib(found.memory_available_bytes),
+            "self_test_s": "not passed" if found.self_test_s is None else f"passed in {found.self_test_s:.2f} s",
+        }
+        del values["faults"]
+        for name, value in values.items():
+            label = name.removesuffix("_bytes").removesuffix("_s").replace("_", " ")
+            click.echo(f"{label:<22}{_known(value)}")
+        for fault in found.faults:
+            click.echo(f"FAULT: {fault}")
     if found.faults:
         sys.exit(1)
+
+
+def _gib(size_bytes: int | None) -> str | None:
+    return None if size_bytes is None else f"{size_bytes / 2**30:.1f} GiB"
+
+
+def _known(value: object) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 @main.command()

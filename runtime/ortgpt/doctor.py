@@ -7,16 +7,15 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ortgpt
 from ortgpt.contract import MINIMUM_ONNXRUNTIME
 from ortgpt.cpus import allowed_cpus, cpu_features
 from ortgpt.errors import OrtGptError
 from ortgpt.integers import multiplies_exactly
-from ortgpt.session import import_onnxruntime, installed_wheels
+from ortgpt.wheels import import_onnxruntime, installed_wheels
 
 SELF_TEST = Path(__file__).parent / "selftest"  # a bundle of one layer with a vocabulary of bytes
 SELF_TEST_PROMPT = "ortgpt"
@@ -26,7 +25,11 @@ _PACKAGES = ("numpy", "tiktoken", "click", "llguidance")
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What `ortgpt doctor` found; `faults` says what has to be mended, and how."""
+    """What `ortgpt doctor` found; `faults` says what has to be mended, and how. None stands for what is not known.
+
+    `wheels` are the installed packages that bring ONNX Runtime, `cpus` counts the machine's, `cpus_allowed` those that
+    affinity mask and quota leave, and `exact_byte_products` tells whether 8-bit products need no detour here.
+    """
 
     ortgpt: str
     python: str
@@ -43,19 +46,7 @@ class Diagnosis:
     memory_available_bytes: int | None
     exact_byte_products: bool | None
     self_test_s: float | None
-    faults: list[str] = field(default_factory=list)
-
-    def lines(self) -> list[str]:
-        """Return the diagnosis as lines for a reader."""
-        values = asdict(self)
-        values["packages"] = [f"{name} {version or 'absent'}" for name, version in self.packages.items()]
-        values["memory_bytes"] = _gib(self.memory_bytes)
-        values["memory_available_bytes"] = _gib(self.memory_available_bytes)
-        passed = self.self_test_s is not None
-        values["self_test_s"] = f"passed in {self.self_test_s:.2f} s" if passed else "not passed"
-        names = {"self_test_s": "self-test", "memory_bytes": "memory", "memory_available_bytes": "memory available"}
-        rows = [(names.get(name, name.replace("_", " ")), _shown(values[name])) for name in values if name != "faults"]
-        return [f"{name:<22}{value}" for name, value in rows] + [f"FAULT: {fault}" for fault in self.faults]
+    faults: list[str]
 
 
 def diagnose() -> Diagnosis:
@@ -96,8 +87,7 @@ def _self_test() -> float:
     with ortgpt.load(SELF_TEST, device="cpu") as generator:
         alone = generator.generate(SELF_TEST_PROMPT, max_new_tokens=len(SELF_TEST_IDS)).token_ids
         rows = generator.generate_batch([SELF_TEST_PROMPT, "a"], max_new_tokens=len(SELF_TEST_IDS))
-    found: dict[str, Any] = {"alone": alone, "in a batch": rows[0].token_ids}
-    for how, ids in found.items():
+    for how, ids in (("alone", alone), ("in a batch", rows[0].token_ids)):
         if tuple(ids) != SELF_TEST_IDS:
             raise OrtGptError(
                 f"the self-test gave the tokens {ids} {how}, not {list(SELF_TEST_IDS)}: ONNX Runtime computes wrongly "
@@ -132,15 +122,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _gib(size_bytes: int | None) -> str | None:
-    return None if size_bytes is None else f"{size_bytes / 2**30:.1f} GiB"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    if value is None:
-        return "unknown"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import pickle
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -81,18 +82,22 @@ def load(
         )
     prefill = find_prefill(bundle, session)
     engine = Engine(session, bundle.config, masked_tokens=masked, prefill=prefill, selector=selector)
-    return Generator(bundle, engine, tokenizer)
+    reload = partial(load, bundle.path.resolve(), device=device, threads=threads, verify=verify)
+    return Generator(bundle, engine, tokenizer, reload=reload)
 
 
 class Generator:
     """A loaded bundle. Calls are independent of each other and may come from several threads."""
 
-    def __init__(self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer, *, reload: Callable[[], Generator] | None = None
+    ) -> None:
+        """Serve an open bundle; `reload`, which pickles, is what an unpickled generator is loaded by."""
+        self._reload = reload
         self.bundle = bundle
         self.tokenizer = tokenizer
         self.prefixes: PrefixCache | None = None
         self._engine: Engine | None = engine
-        self._process = os.getpid()
         ends = bundle.config.eos_token_ids
         self.grammars = Grammars(tokenizer, ends[0] if ends else None)
         try:
@@ -106,9 +111,6 @@ class Generator:
         """The engine under it, which works on token ids. Raises ClosedError after close()."""
         if self._engine is None:
             raise ClosedError("this generator is closed; load the bundle again")
-        if self._process != os.getpid():
-            # ONNX Runtime's threads do not live on in a fork: a run would wait for them for ever.
-            raise ClosedError("this generator was loaded in another process; load the bundle in this one")
         return self._engine
 
     def close(self) -> None:
@@ -116,10 +118,15 @@ class Generator:
         self._engine = self.prefixes = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the path, device and threads: what is unpickled loads the bundle anew."""
-        session = self.engine.session
-        opened = partial(load, self.bundle.path.resolve(), device=str(session.device), threads=session.threads)
-        return opened, ()
+        """Pickle the path, and what load() was given: what is unpickled loads the bundle anew, for where it is then.
+
+        Raises ClosedError after close(), and PicklingError for a generator that load() did not make.
+        """
+        if self._engine is None:
+            raise ClosedError("this generator is closed; load the bundle again")
+        if self._reload is None:
+            raise pickle.PicklingError("only a generator that load() made can be pickled")
+        return self._reload, ()
 
     def __enter__(self) -> Generator:
         return self

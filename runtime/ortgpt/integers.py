@@ -9,6 +9,8 @@ from types import ModuleType
 
 import numpy as np
 
+from ortgpt.errors import DeviceError
+
 _WIDTH, _LARGEST = 16, 127
 # An ONNX graph of one node, y = MatMulInteger(a, b): a is uint8 with zero point 0, b a constant (16, 16) of int8, as
 # the weights of a bundle are.
@@ -23,9 +25,15 @@ _PRODUCT = (
 
 
 def multiplies_exactly(ort: ModuleType) -> bool:
-    """Tell whether the largest products of unsigned and signed bytes come out right, for one row and for several."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
-    products = (session.run(None, {"a": np.full((rows, _WIDTH), 255, np.uint8)})[0] for rows in (1, 4))
+    """Tell whether the largest products of unsigned and signed bytes come out right, for one row and for several.
+
+    Raises DeviceError where ONNX Runtime runs no graph at all.
+    """
+    try:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = ort.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
+        products = [session.run(None, {"a": np.full((rows, _WIDTH), 255, np.uint8)})[0] for rows in (1, 4)]
+    except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
+        raise DeviceError(f"ONNX Runtime cannot run a graph of one product ({error}); install it anew") from error
     return all(bool((product == 255 * _LARGEST * _WIDTH).all()) for product in products)

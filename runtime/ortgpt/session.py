@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.util
+import ctypes
 import io
+import os
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,12 @@ import numpy.typing as npt
 from ortgpt.bundle import Bundle
 from ortgpt.contract import CACHE_KINDS, DType, Role, Spec, Target, graph_tensors, selector_tensors
 from ortgpt.cpus import allowed_cpus
-from ortgpt.errors import BundleError, DeviceError, OptionError
+from ortgpt.errors import BundleError, ClosedError, DeviceError, OptionError
 from ortgpt.external_data import external_files
 from ortgpt.integers import multiplies_exactly
 from ortgpt.manifest import CacheSpec, GraphSpec, describe_graph
 from ortgpt.messages import listed
+from ortgpt.wheels import import_onnxruntime
 
 _PROVIDERS = {Target.CPU: "CPUExecutionProvider", Target.CUDA: "CUDAExecutionProvider"}
 _DTYPES = {
@@ -33,7 +35,6 @@ _DTYPES = {
     "tensor(int64)": DType.INT64,
 }
 _MOST_THREADS = 256  # a pool of more takes seconds to start, and no GPT-2 gains by it
-_WHEELS = ("onnxruntime", "onnxruntime-gpu")
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,22 @@ class Device:
         return _PROVIDERS[self.target]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Session:
-    """An open graph. `handle` is the onnxruntime.InferenceSession, safe to call from several threads."""
+    """An open graph. `handle` is the onnxruntime.InferenceSession, safe to call from several threads.
+
+    In a forked child the handle raises ClosedError: ONNX Runtime's threads do not live on there, and a run would wait
+    for them for ever, as would the end of the handle.
+    """
 
     handle: Any
     onnxruntime: ModuleType
     graph: GraphSpec
     device: Device
     threads: int
+
+    def __post_init__(self) -> None:
+        _opened.add(self)
 
     @property
     def cache(self) -> CacheSpec:
@@ -85,6 +93,24 @@ class Session:
         return self.onnxruntime.OrtValue.ortvalue_from_shape_and_type(
             list(shape), np.dtype(dtype), self.device.target, self.device.index
         )
+
+
+class _ForkedHandle:
+    def __getattr__(self, name: str) -> Any:
+        raise ClosedError("this generator was loaded in another process; load the bundle in this one")
+
+
+_opened: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _give_up_handles() -> None:
+    for session in _opened:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session.handle))  # never freed
+        session.handle = _ForkedHandle()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_give_up_handles)
 
 
 def open_session(bundle: Bundle, *, device: str = "auto", threads: int | None = None) -> Session:
@@ -231,31 +257,6 @@ def _is_known(graph: GraphSpec) -> bool:
     )
 
 
-def import_onnxruntime(minimum: str) -> ModuleType:
-    """Import onnxruntime. Raises DeviceError when it is missing, older than `minimum` or installed twice."""
-    installed = installed_wheels()
-    if len(installed) > 1:
-        raise DeviceError(
-            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other; run "
-            "`pip uninstall -y onnxruntime onnxruntime-gpu`, "
-            "then `pip install ortgpt[cpu]` or `pip install ortgpt[cuda]`"
-        )
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise DeviceError(
-            f"ONNX Runtime cannot be imported ({error}); install it with `pip install ortgpt[cpu]`, "
-            "or `pip install ortgpt[cuda]` for an NVIDIA GPU"
-        ) from error
-    if _version(onnxruntime.__version__) < _version(minimum):
-        raise DeviceError(
-            f"this bundle needs onnxruntime {minimum} or newer, {onnxruntime.__version__} is installed; "
-            f"run `pip install -U {installed[0] if installed else 'onnxruntime'}`"
-        )
-    module: ModuleType = onnxruntime
-    return module
-
-
 def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
     """Compare the graph's tensors, types and axes with the contract, and their names with the manifest."""
     config, cache = bundle.config, graph.cache
@@ -290,21 +291,6 @@ def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
 
 def _shown(spec: Spec | None) -> str:
     return "absent" if spec is None else f"{spec[0]} ({', '.join(map(str, spec[1]))})"
-
-
-@functools.cache
-def installed_wheels() -> list[str]:
-    """Return the distributions that have put their files where onnxruntime would be imported from."""
-    spec = importlib.util.find_spec("onnxruntime")
-    if spec is None or spec.origin is None:
-        return []
-    # importlib.metadata would take longer to import than the rest of this package.
-    folder = Path(spec.origin).parents[1]
-    return [wheel for wheel in _WHEELS if any(folder.glob(f"{wheel.replace('-', '_')}-*.dist-info"))]
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
 def _list(names: Sequence[str]) -> str:

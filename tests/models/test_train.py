@@ -63,7 +63,9 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(text: Path, tmp_p
         train([text], tmp_path / "parts", recipe=RECIPE, on_progress=interrupt)
     assert not (tmp_path / "parts").exists()
     resumed: list[Progress] = []
-    train([text], tmp_path / "parts", recipe=RECIPE, on_progress=resumed.append)
+    notes: list[str] = []
+    train([text], tmp_path / "parts", recipe=RECIPE, on_progress=resumed.append, on_note=notes.append)
+    assert notes == [f"goes on from step 8 of 12, as saved in {tmp_path / 'parts.training'}"]
     assert [progress.step for progress in resumed] == [9, 10, 11, 12]
     assert [progress.loss for progress in resumed] == whole[8:]
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts")]

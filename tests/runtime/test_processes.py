@@ -7,8 +7,10 @@ import multiprocessing
 import operator
 import os
 import pickle
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,47 +18,99 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import make_selftest
 import ortgpt
 from ortgpt import ClosedError
+from ortgpt.bundle import open_bundle
 from ortgpt.cli import main
-from ortgpt.doctor import SELF_TEST, diagnose
+from ortgpt.doctor import SELF_TEST, SELF_TEST_IDS, SELF_TEST_PROMPT, diagnose
+from ortgpt.scoring import continuation_logprobs
+from ortgpt_exporter import export_bundle
+from support import greedy_ids
 
 # A function that a spawned process finds by its name.
 generate = operator.methodcaller("generate", "It is a truth", max_new_tokens=8)
 
 
-def test_a_fork_is_told_to_load_the_bundle_itself(small: ortgpt.Generator) -> None:
-    """ONNX Runtime's threads do not live on in a child, where a run would wait for them for ever."""
+def forked(function: Callable[[], object]) -> str:
+    """Return what a forked child says that calls `function`, and that it ended by itself."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:  # pragma: no cover
         try:
-            small.generate("a", max_new_tokens=1)
-            said = "nothing"
-        except ClosedError as error:
-            said = str(error)
-        os.write(writer, said.encode())
-        os._exit(0)
+            try:
+                said = f"returned {function()!r}"
+            except Exception as error:  # noqa: BLE001  # whatever it is, the parent is told
+                said = f"{type(error).__name__}: {error}"
+            os.write(writer, said.encode())
+        finally:
+            os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as stream:
-        assert "loaded in another process" in stream.read()
+        said = stream.read()
     os.waitpid(child, 0)
+    return said
+
+
+def test_a_fork_is_told_to_load_the_bundle_itself(small: ortgpt.Generator, small_bundle: Path) -> None:
+    """ONNX Runtime's threads do not live on in a child, where a run would wait for them for ever."""
+    pieces = small.stream("a", max_new_tokens=8)
+    next(pieces)
+    conversation = small.conversation("a")
+    engine = small.engine
+    uses: tuple[Callable[[], object], ...] = (
+        lambda: small.generate("a", max_new_tokens=1),
+        lambda: next(pieces),
+        lambda: conversation.generate(max_new_tokens=1),
+        lambda: small.score("a man"),
+        lambda: continuation_logprobs(engine, [1], [[2]]),
+    )
+    for use in uses:
+        assert forked(use) == (
+            "ClosedError: this generator was loaded in another process; load the bundle in this one"
+        )  # fmt: skip
+    assert forked(lambda: generate(ortgpt.load(small_bundle)).token_ids) == f"returned {generate(small).token_ids}"
+    assert forked(lambda: pickle.loads(pickle.dumps(small)).bundle.path) == f"returned {small_bundle.resolve()!r}"
+    assert "".join(piece.text for piece in pieces)
     assert small.generate("a", max_new_tokens=1).token_ids
 
 
-def test_a_pickled_generator_loads_the_bundle_anew(small: ortgpt.Generator, small_bundle: Path) -> None:
-    want = generate(small).token_ids
-    with pickle.loads(pickle.dumps(small)) as again:
-        assert again is not small
-        assert again.bundle.path == small_bundle.resolve()
-        assert again.engine.session.threads == small.engine.session.threads
-        assert generate(again).token_ids == want
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        assert pool.submit(generate, small).result(timeout=120).token_ids == want
-    with ortgpt.load(small_bundle) as closed:
-        pass
+@pytest.mark.parametrize(
+    "end", ["sys.exit(7)", "generator.close(); sys.exit(7)", "del generator; gc.collect(); os._exit(7)"]
+)
+def test_a_fork_ends(end: str, small_bundle: Path) -> None:
+    """What a child frees must not wait for threads that it has not; threads=2, since a pool of one has none."""
+    code = f"""if True:
+        import gc, os, sys
+        import ortgpt
+        generator = ortgpt.load(sys.argv[1], threads=2)
+        generator.generate("a", max_new_tokens=2)
+        child = os.fork()
+        if child == 0:
+            {end}
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    assert run(code, str(small_bundle), timeout=60) == "7\n"
+
+
+def test_a_pickled_generator_loads_the_bundle_anew(
+    small_bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(small_bundle.parent)
+    with ortgpt.load(small_bundle.name) as small, ortgpt.load(small_bundle, threads=3) as three:
+        monkeypatch.chdir(tmp_path)
+        want = generate(small).token_ids
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            assert pool.submit(generate, small).result(timeout=120).token_ids == want
+        monkeypatch.setattr("ortgpt.session.allowed_cpus", lambda: 1)  # as on a smaller machine
+        for generator, threads in ((small, 1), (three, 3)):
+            with pickle.loads(pickle.dumps(generator)) as again:
+                assert again is not generator
+                assert again.bundle.path == small_bundle.resolve()
+                assert again.engine.session.threads == threads
+                assert generate(again).token_ids == want
     with pytest.raises(ClosedError):
-        pickle.dumps(closed)
+        pickle.dumps(small)
 
 
 def run(code: str, *args: str, **options: Any) -> str:
@@ -65,38 +119,83 @@ def run(code: str, *args: str, **options: Any) -> str:
     return str(done.stdout)
 
 
-def test_the_runtime_opens_no_socket(small_bundle: Path) -> None:
-    code = """if True:
-        import sys
-        def refuse(event, args):
-            if event.startswith("socket."):
-                raise RuntimeError(event)
-        sys.addaudithook(refuse)
-        import ortgpt
-        with ortgpt.load(sys.argv[1]) as generator:
-            print(generator.generate("It is", max_new_tokens=4, grammar="[a-z ]+").token_ids)
-            print(generator.score("a man").tokens, len(generator.choose("a", ["b", "c"])))
-        try:
-            import socket
-            socket.socket()
-        except RuntimeError as error:
-            print("refused", error)
+# A filter of system calls that ends the process with SIGSYS where any of its threads, Python's or not, opens a socket:
+# load the call's number; where it is not socket's, allow; else kill the process.
+_NO_SOCKETS = """if True:
+    import ctypes, platform, struct
+    number = {"x86_64": 41, "aarch64": 198}[platform.machine()]
+    steps = ((0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x80000000), (0x06, 0, 0, 0x7FFF0000))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
+    assert libc.prctl(22, 2, program, 0, 0) == 0  # seccomp, by a filter
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a filter of system calls is Linux's")
+def test_the_runtime_opens_no_socket_and_leaves_nothing_in_the_home_folder(small_bundle: Path, tmp_path: Path) -> None:
+    """ONNX Runtime's telemetry, where it is on, writes an id at once and opens a socket after 8 seconds."""
+    code = f"""{_NO_SOCKETS}
+    import sys, time
+    if sys.argv[2:]:
+        import socket
+        socket.socket()
+    import ortgpt
+    with ortgpt.load(sys.argv[1]) as generator:
+        print(generator.generate("It is", max_new_tokens=4, grammar="[a-z ]+").token_ids)
+        print(generator.score("a man").tokens, len(generator.choose("a", ["b", "c"])))
+        time.sleep(12)
     """
-    assert "refused socket." in run(code, str(small_bundle))
+    # CI and the like turn telemetry off by themselves.
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    run(code, str(small_bundle), env=environment, cwd=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(AssertionError, match=f"-{signal.SIGSYS.value} == 0"):
+        run(code, str(small_bundle), "socket", env=environment)
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[Path]:
+    """The file of a control group with the quota of one CPU that takes processes; skips where none may be made."""
+    groups = [Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")]  # version 1, version 2
+    group = next(group for group in groups if group.is_dir()) / f"ortgpt-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        limits = {"cpu.cfs_quota_us": "100000", "cpu.max": "100000 100000"}
+        name = next((name for name in limits if (group / name).exists()), None)
+        if name is None:
+            pytest.skip("control groups have no quota of the CPU here")
+        (group / name).write_text(limits[name])
+        yield group / "cgroup.procs"
+    finally:
+        group.rmdir()
+
+
+_ONE_THREAD = """if True:
+    import os, sys
+    {}
+    import ortgpt
+    with ortgpt.load(sys.argv[1]) as generator:
+        generator.generate("a", max_new_tokens=4)
+        print(generator.engine.session.threads, len(os.listdir("/proc/self/task")))
+"""
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="an affinity mask is Linux's")
 def test_the_pool_is_no_larger_than_the_cpus_allowed(small_bundle: Path) -> None:
-    code = """if True:
-        import os, sys
-        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-        import ortgpt
-        with ortgpt.load(sys.argv[1]) as generator:
-            generator.generate("a", max_new_tokens=4)
-            options = generator.engine.session.handle.get_session_options()
-            print(generator.engine.session.threads, options.intra_op_num_threads, options.inter_op_num_threads)
-    """
-    assert run(code, str(small_bundle)).split() == ["1", "1", "1"]
+    code = _ONE_THREAD.format("os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])")
+    assert run(code, str(small_bundle)).split() == ["1", "1"]
+
+
+def test_the_pool_is_no_larger_than_the_quota(small_bundle: Path, one_cpu: Path) -> None:
+    code = _ONE_THREAD.format(
+        "open(sys.argv[2], 'w').write(str(os.getpid())); os.environ['OPENBLAS_NUM_THREADS'] = '1'"
+    )
+    assert run(code, str(small_bundle), str(one_cpu)).split() == ["1", "1"]
 
 
 def test_the_self_test_passes_and_notices_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,14 +212,21 @@ def test_the_self_test_passes_and_notices_a_wrong_answer(monkeypatch: pytest.Mon
     failed = CliRunner().invoke(main, ["doctor"])
     assert failed.exit_code == 1
     assert "FAULT: the self-test gave the tokens" in failed.stdout
-    monkeypatch.setattr("ortgpt.session.installed_wheels", lambda: ["onnxruntime", "onnxruntime-gpu"])
+    monkeypatch.setattr("ortgpt.wheels.installed_wheels", lambda: ["onnxruntime", "onnxruntime-gpu"])
     both = CliRunner().invoke(main, ["doctor"])
     assert both.exit_code == 1
     assert "FAULT: onnxruntime and onnxruntime-gpu are both installed" in both.stdout
 
 
-def test_the_self_tests_bundle_is_a_bundle_of_today(small_checkpoint: Path) -> None:
+def test_the_self_tests_bundle_is_what_export_makes_today(tmp_path: Path) -> None:
     """Made by `python tests/make_selftest.py`; a change of the graphs makes it anew."""
-    info = json.loads(CliRunner().invoke(main, ["info", str(SELF_TEST), "--json"]).stdout)
-    assert (info["n_layer"], info["vocab_size"]) == (1, 257)
-    assert info["size_bytes"] < 200_000
+    make_selftest.write_checkpoint(tmp_path / "checkpoint")
+    made, kept = open_bundle(export_bundle(tmp_path / "checkpoint", tmp_path / "bundle").path), open_bundle(SELF_TEST)
+    for name in ("major", "minor", "graphs", "precision", "tokenizer", "minimum_onnxruntime", "masked_tokens"):
+        assert getattr(kept.manifest, name) == getattr(made.manifest, name), name
+    assert kept.config == made.config
+    assert (SELF_TEST / "model.onnx").stat().st_size == (made.path / "model.onnx").stat().st_size
+    vocab = json.loads((SELF_TEST / "vocab.json").read_text())
+    prompt = [vocab[letter] for letter in SELF_TEST_PROMPT]
+    assert tuple(greedy_ids(make_selftest.self_test_model(), prompt, len(SELF_TEST_IDS))) == SELF_TEST_IDS
+    assert sum(path.stat().st_size for path in SELF_TEST.iterdir()) < 200_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from ortgpt.session import (
     Device,
     _check_device,
     choose_graph,
-    import_onnxruntime,
-    installed_wheels,
     open_graph,
     open_session,
 )
@@ -217,29 +214,6 @@ def test_products_of_bytes_are_made_exact_where_they_are_not(
             seen[0].get_session_config_entry("session.x64quantprecision")
     else:
         assert seen[0].get_session_config_entry("session.x64quantprecision") == "1"
-
-
-def test_both_wheels_installed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("onnxruntime-1.30.0.dist-info", "onnxruntime_gpu-1.30.0.dist-info"):
-        (tmp_path / name).mkdir()
-    spec = importlib.util.spec_from_file_location("onnxruntime", tmp_path / "onnxruntime" / "__init__.py")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr("ortgpt.session.installed_wheels", installed_wheels.__wrapped__)
-    with pytest.raises(DeviceError, match=r"both installed.*pip uninstall.*pip install ortgpt\[cpu\]"):
-        import_onnxruntime("1.23.0")
-
-
-def test_an_old_or_missing_onnxruntime_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnxruntime, "__version__", "1.22.9")
-    with pytest.raises(
-        DeviceError, match=r"needs onnxruntime 1\.23\.0 or newer, 1\.22\.9 is installed.*pip install -U"
-    ):
-        import_onnxruntime("1.23.0")
-    monkeypatch.setattr(onnxruntime, "__version__", "1.100.0")
-    assert import_onnxruntime("1.23.0") is onnxruntime
-    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    with pytest.raises(DeviceError, match=r"cannot be imported.*pip install ortgpt\[cpu\]"):
-        import_onnxruntime("1.23.0")
 
 
 def test_loading_for_a_device_that_is_not_there(small_bundle: Path) -> None:
