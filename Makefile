@@ -212,6 +212,7 @@ test-avx2: $(VENV)/.setup-dev  ## Check products of integers under an emulated C
 	@$(BIN)/python tests/avx2/run.py build/avx2 qemu-x86_64 -cpu Haswell
 
 test-cuda: $(CUDA)/.setup  ## On a machine with an NVIDIA GPU: parity, ragged batches, speed, memory (five minutes)
+	@$(CUDA)/bin/pytest -m cuda
 	@mkdir -p build
 	@$(CUDA)/bin/python tests/cuda/run.py build
 

@@ -1,13 +1,15 @@
 """A long life in one process: `python tests/soak.py [CALLS]` (default 2,000), a few minutes.
 
 Generations of random length, options and batch size on one loaded model: resident memory must stay flat behind a
-warm-up (less than 1 MB for 1,000 calls), an idle process must use less than 2% of a CPU, and 16 threads with 50 mixed
-calls each must give what the same calls give one after the other. Prints the figures; exit code 1 where one is missed.
+warm-up (less than 1 MB for 1,000 calls), an idle process must use less than 2% of a CPU, 800 mixed calls in 16 threads
+must give what the same calls give one after the other, and prompts far beyond the context must be refused within a
+second. Prints the figures; exit code 1 where one is missed.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import random
 import sys
 import tempfile
@@ -21,13 +23,15 @@ import numpy as np
 import ortgpt
 from ortgpt_exporter import export_bundle
 
-_THREADS, _EACH = 16, 50
+_THREADS, _CALLS = 16, 800
 
 
 def main(calls: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         generator = ortgpt.load(export_bundle("austen", Path(folder) / "bundle").path)
-        faults = [*check_memory(generator, calls), *check_idle(), *check_threads(generator)]
+        faults = [
+            *check_memory(generator, calls), *check_idle(), *check_threads(generator), *check_long_prompts(generator)
+        ]  # fmt: skip
         generator.close()
     for fault in faults:
         print(f"FAULT: {fault}")
@@ -51,9 +55,9 @@ def call(generator: ortgpt.Generator, seed: int) -> Any:
         return generator.score(ids).nll
     if kind == 4:
         stream = generator.stream(ids, **options)
-        next(stream)
+        first = next(stream)
         stream.close()  # type: ignore[attr-defined]
-        return None
+        return first.text
     if kind == 5:
         return generator.generate(ids, grammar="[a-z ]{3,40}", seed=seed, **options).token_ids
     if kind == 6:
@@ -61,13 +65,14 @@ def call(generator: ortgpt.Generator, seed: int) -> Any:
     if kind == 7:
         try:
             generator.generate(ids, max_new_tokens=10_000)
-        except ortgpt.ContextLengthError:
-            return "refused"
+        except ortgpt.ContextLengthError as error:
+            return str(error)
+        raise AssertionError("10,000 tokens were not refused")
     return generator.generate(ids, top_p=0.9, repetition_penalty=1.2, seed=seed, **options).token_ids
 
 
 def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def check_memory(generator: ortgpt.Generator, calls: int) -> list[str]:
@@ -95,13 +100,32 @@ def check_idle() -> list[str]:
 
 
 def check_threads(generator: ortgpt.Generator) -> list[str]:
-    seeds = range(_THREADS * _EACH)
+    seeds = range(_CALLS)
     serial = [call(generator, seed) for seed in seeds]
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(lambda seed: call(generator, seed), seeds))
     different = sum(one != two for one, two in zip(serial, found, strict=True))
-    print(f"{_THREADS} threads with {_EACH} calls each: {different} of {len(serial)} differ from serial ones")
+    print(f"{_THREADS} threads: {different} of {len(serial)} calls differ from serial ones")
     return [f"{different} calls gave something else in a thread"] if different else []
+
+
+def check_long_prompts(generator: ortgpt.Generator) -> list[str]:
+    faults = []
+    for what, prompt in (
+        ("1,000,000 characters of prose", "It is a truth universally acknowledged, " * 25_000),
+        ("200,000 times one letter", "a" * 200_000),
+        ("1,000,000 blanks", " " * 1_000_000),
+        ("200,000 times an emoji of several", "👩‍👩‍👧" * 200_000),
+    ):
+        started = time.perf_counter()
+        try:
+            generator.generate(prompt, max_new_tokens=1)
+            faults.append(f"{what} were not refused")
+        except ortgpt.ContextLengthError:
+            seconds = time.perf_counter() - started
+        print(f"{what}: refused in {seconds:.2f} s")
+        faults += [f"{what} took {seconds:.2f} s"] if seconds > 1 else []
+    return faults
 
 
 if __name__ == "__main__":

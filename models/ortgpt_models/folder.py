@@ -40,11 +40,8 @@ def scratch_folder(out: Path) -> Iterator[Path]:
     is to lie in are made, and removed, if they are empty, when an error comes.
     """
     with _made_parents(out), contextlib.ExitStack() as lock:
-        with _locked(out.parent, wait=True):  # so that nobody takes a new folder for one left over
-            _remove_left_over(out)
-            partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
-            partial.mkdir()
-            lock.enter_context(_locked(partial))
+        _remove_left_over(out)
+        partial = _make_locked(out, lock)
         try:
             yield partial
         finally:
@@ -58,6 +55,16 @@ def refuse_existing(out: Path, *, replace: bool = False) -> None:
         raise FileExistsError(f"{out} already exists; {hint}: choose another name or remove it first")
 
 
+def _make_locked(out: Path, lock: contextlib.ExitStack) -> Path:
+    while True:
+        partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
+        partial.mkdir()
+        # Until it is locked, another writer may take it for one left over, and remove it.
+        with contextlib.suppress(FileNotFoundError):
+            if lock.enter_context(_locked(partial)) is not False and partial.exists():
+                return partial
+
+
 def _remove_left_over(out: Path) -> None:
     for path in out.parent.iterdir():
         if path.name.startswith(f".{out.name}.") and path.name.endswith(".partial"):
@@ -67,15 +74,17 @@ def _remove_left_over(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold the lock on a folder, if it is to be had: not where another has it, or the file system has no such locks."""
+def _locked(folder: Path) -> Iterator[bool | None]:
+    """Hold the lock on a folder; yields False where another has it, None where the file system has no such locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        locked = True
+        locked: bool | None = True
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             locked = False
+        except OSError:
+            locked = None
         yield locked
     finally:
         os.close(descriptor)

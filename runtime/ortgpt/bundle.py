@@ -120,9 +120,10 @@ class Bundle:
 
 
 def open_bundle(path: str | os.PathLike[str]) -> Bundle:
-    """Open a bundle folder and check that it holds exactly what its manifest lists (sizes; not yet the hashes).
+    """Open a bundle folder and check that it holds what its manifest lists (sizes; not yet the hashes).
 
-    Raises BundleNotFoundError when there is no bundle at `path`, BundleError with every fault found otherwise.
+    Beside it there may be files of other names than a bundle's. Raises BundleNotFoundError when there is no bundle at
+    `path`, else BundleError with every fault of the manifest, or, where it has none, of the folder, or of config.json.
     """
     folder = Path(path)
     _, manifest = _read_manifest(folder)
@@ -167,10 +168,12 @@ def is_bundle_name(name: str) -> bool:
 
 
 def describe_files(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
-    """Return size and sha256 of the named files."""
-    return {
-        name: FileEntry(size=(folder / name).stat().st_size, sha256=sha256_of(folder / name)) for name in sorted(names)
-    }
+    """Return size in bytes and sha256 of the named files. Raises BundleError where one cannot be read."""
+    with reading(folder):
+        return {
+            name: FileEntry(size=(folder / name).stat().st_size, sha256=sha256_of(folder / name))
+            for name in sorted(names)
+        }
 
 
 def sha256_of(path: Path) -> str:

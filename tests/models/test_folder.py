@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,27 @@ def test_a_replaced_folder_is_never_missing(tmp_path: Path) -> None:
     done.set()
     watcher.join()
     assert missing == []
+
+
+def test_a_folder_may_be_written_inside_one_that_is_being_written(tmp_path: Path) -> None:
+    with write_folder(tmp_path / "out") as folder:
+        with write_folder(folder / "inner") as inner:
+            (inner / "file").touch()
+        (folder / "inner" / "file").rename(folder / "file")
+        (folder / "inner").rmdir()
+    assert names(tmp_path / "out") == ["file"]
+
+
+def test_many_writers_at_once_take_nothing_from_each_other(tmp_path: Path) -> None:
+    def write(number: int) -> str:
+        with write_folder(tmp_path / "out", replace=True) as folder:
+            (folder / "file").write_text(str(number))
+        return (folder.parent / "out" / "file").read_text()
+
+    write(-1)
+    with ThreadPoolExecutor(8) as pool:
+        assert {*pool.map(write, range(200))} <= {*map(str, range(-1, 200))}
+    assert names(tmp_path) == ["out"]
 
 
 def test_what_a_killed_writer_left_goes_and_what_a_live_one_writes_stays(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 """The core of the generation API on a GPU, against the CPU on the same bundle; skipped where there is none.
 
-`make test-cuda` measures besides; this is `pytest -m cuda` in an environment with onnxruntime-gpu.
+`make test-cuda` runs it, and measures besides.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 
 import ortgpt
@@ -18,17 +20,25 @@ pytestmark = pytest.mark.cuda
 PROMPTS = ["It is a truth", "", "a single man", "universally acknowledged, that", "Café — 日本"]
 
 
-def has_gpu() -> bool:
-    import onnxruntime
-
-    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+def why_no_gpu() -> str | None:
+    """Ask the driver, and not what is tested: what is there and does not work has to fail."""
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        return "this onnxruntime has no CUDAExecutionProvider"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver is installed"
+    count = ctypes.c_int()
+    works = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return None if works and count.value else "the NVIDIA driver finds no GPU"
 
 
 @pytest.fixture(scope="module")
 def pair(small_checkpoint: Path) -> Iterator[tuple[ortgpt.Generator, ortgpt.Generator]]:
     """The same float16 bundle on the GPU and on the CPU."""
-    if not has_gpu():
-        pytest.skip("ONNX Runtime has no CUDAExecutionProvider here")
+    reason = why_no_gpu()
+    if reason is not None:
+        pytest.skip(reason)
     bundle = export_bundle(small_checkpoint, small_checkpoint.parent / "cuda-bundle", target="cuda").path
     with ortgpt.load(bundle, device="cuda") as gpu, ortgpt.load(bundle, device="cpu") as cpu:
         assert gpu.device == "cuda:0"
@@ -51,8 +61,8 @@ def test_the_gpu_writes_what_the_cpu_writes(
     settings: dict[str, Any] = {"max_new_tokens": 20, "eos_token_id": [], **options}
     agreed = compared = 0
     for one, two in zip(gpu.generate_batch(PROMPTS, **settings), cpu.generate_batch(PROMPTS, **settings), strict=True):
-        same = next((i for i, (a, b) in enumerate(zip(one.token_ids, two.token_ids, strict=False)) if a != b), None)
-        length = len(one.token_ids) if same is None else same
+        first = next((i for i, (a, b) in enumerate(zip(one.token_ids, two.token_ids, strict=False)) if a != b), None)
+        length = len(one.token_ids) if first is None else first
         agreed, compared = agreed + length, compared + max(length, len(two.token_ids))
     assert agreed >= 0.9 * compared
 
