@@ -14,7 +14,7 @@ from hypothesis import settings
 from transformers import GPT2LMHeadModel
 
 import ortgpt
-from ortgpt_exporter import export_bundle
+from ortgpt_exporter import Quantization, export_bundle
 from support import write_checkpoint, write_standin
 
 settings.register_profile("ci", derandomize=True)
@@ -49,6 +49,15 @@ def small_portable(small_checkpoint: Path) -> Iterator[ortgpt.Generator]:
     bundle = export_bundle(small_checkpoint, small_checkpoint.parent / "portable", flavour="portable")
     with ortgpt.load(bundle.path) as generator:
         yield generator
+
+
+@pytest.fixture(scope="session")
+def fast_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two graphs, of which the one for long prompts is opened when it is first wanted."""
+    folder = tmp_path_factory.mktemp("fast")
+    checkpoint = write_checkpoint(folder / "checkpoint", n_embd=64)
+    quantization = Quantization(dtype="int8", max_perplexity_ratio=2.0, fast_prefill=True)
+    return export_bundle(checkpoint, folder / "bundle", dtype="int8", quantization=quantization).path
 
 
 @pytest.fixture(scope="session")

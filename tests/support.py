@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,22 @@ def write_standin(folder: Path) -> Path:
     model.save_pretrained(folder)
     write_real_tokenizer(folder, added=("<|pad|>",))
     return folder
+
+
+def reseal(bundle: Path, change: Callable[[dict[str, Any]], None] = lambda manifest: None) -> None:
+    """Change a manifest, and let it vouch for all that is there, as whoever made the files could; without the package.
+
+    What is listed and is not there keeps its size and hash.
+    """
+    manifest = json.loads((bundle / "ortgpt.json").read_text())
+    for name in manifest["files"]:
+        if os.path.isfile(bundle / name):
+            data = (bundle / name).read_bytes()
+            manifest["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    change(manifest)
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    manifest["sha256"] = hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    (bundle / "ortgpt.json").write_text(json.dumps(manifest))
 
 
 def greedy_ids(model: GPT2LMHeadModel, prompt_ids: list[int], max_new_tokens: int, **options: Any) -> list[int]:

@@ -22,6 +22,7 @@ from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.tokenizer_files import TokenizerFiles, read_tokenizer
 from ortgpt_models import GPT, ModelError, load_gpt
 from ortgpt_models.adapter import adapter_file, merge_adapter
+from ortgpt_models.files import file_is_there
 from ortgpt_models.nanogpt import load_nanogpt
 from ortgpt_models.weights import CONFIG_FILE, weight_files
 
@@ -138,6 +139,8 @@ def _locate(
     if revision is not None:
         raise ExportError(f"revision = {revision!r} is of a hub id, and {name} is on this machine; leave it out")
     path = find_folder(name)
+    if not path.is_dir() and not path.is_file():
+        raise ModelError(f"{path} is neither a folder nor a file (accepted: {_ACCEPTED[part]})")
     if part is not hub.CHECKPOINT and not path.is_dir():
         raise ModelError(f"{path} is a file (accepted: {_ACCEPTED[part]})")
     whole = path.resolve()
@@ -190,7 +193,7 @@ def _generation_config(folder: Path, gpt: GPT, vocab_size: int) -> dict[str, Any
     """Return the generation defaults. Raises ExportError for a value that the runtime would refuse."""
     special = {"bos_token_id": gpt.config.bos_token_id, "eos_token_id": gpt.config.eos_token_id}
     path = folder / File.GENERATION_CONFIG
-    values = read_json_object(path) if path.is_file() else special
+    values = read_json_object(path) if file_is_there(path) else special
     try:
         eos = read_generation_config(values, ()).eos_token_id
     except OptionError as error:
@@ -208,7 +211,7 @@ def _generation_config(folder: Path, gpt: GPT, vocab_size: int) -> dict[str, Any
 def _licence(folder: Path) -> str | None:
     """Return the `license` of a model card's front matter, if the folder has one."""
     card = folder / "README.md"
-    if not card.is_file():
+    if not file_is_there(card):
         return None
     front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
     found = re.search(r"^license:[ \t]*[\"']?([\w.+-]+)", front[1], re.MULTILINE) if front else None

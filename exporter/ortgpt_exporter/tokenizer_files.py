@@ -18,6 +18,7 @@ from ortgpt.contract import File
 from ortgpt.strict_json import read_json_object
 from ortgpt.tokenizer import MOST_IDS, Tokenizer, check_ids, parse_merges, read_merges_text, read_vocab
 from ortgpt_exporter.errors import ExportError
+from ortgpt_models.files import file_is_there
 
 ADDED_TOKENS_JSON = "added_tokens.json"
 
@@ -60,7 +61,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     BundleError for a file that is damaged; both name it.
     """
     settings, config = (_optional_object(folder / name) for name in (File.TOKENIZER, File.TOKENIZER_CONFIG))
-    missing = [file for file in (File.VOCAB, File.MERGES) if not (folder / file).is_file()]
+    missing = [file for file in (File.VOCAB, File.MERGES) if not file_is_there(folder / file)]
     if not missing:
         vocab, merges, texts = _read_pair(folder)
         source = f"{folder / File.VOCAB} and {File.MERGES}"
@@ -100,7 +101,7 @@ def _read_pair(folder: Path) -> tuple[dict[str, int], list[Pair], dict[str, str]
 
 
 def _optional_object(path: Path) -> dict[str, Any]:
-    return read_json_object(path) if path.is_file() else {}
+    return read_json_object(path) if file_is_there(path) else {}
 
 
 def _object(value: Any) -> dict[str, Any]:

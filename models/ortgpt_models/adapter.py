@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ortgpt_models.adapter_config import AdapterConfig, read_adapter_config
 from ortgpt_models.assemble import MASK_BUFFERS
 from ortgpt_models.errors import ModelError
+from ortgpt_models.files import file_is_there
 from ortgpt_models.gpt import GPT, Conv1D
 from ortgpt_models.tensor_files import StoredTensor, faults_of, is_finite, open_tensor_file
 
@@ -53,7 +54,7 @@ def merge_adapter(gpt: GPT, folder: Path) -> None:
 def adapter_file(folder: Path) -> Path:
     """Return the file that merge_adapter reads the tensors from. Raises ModelError when there is none."""
     for name in ADAPTER_FILES:
-        if (Path(folder) / name).is_file():
+        if file_is_there(Path(folder) / name):
             return Path(folder) / name
     raise ModelError(f"no {' or '.join(ADAPTER_FILES)} in {folder}; expected the folder of a PEFT LoRA adapter")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ortgpt_models.errors import ModelError
-from ortgpt_models.json_file import read_json_object
+from ortgpt_models.files import read_json_object
 
 _T = TypeVar("_T")
 

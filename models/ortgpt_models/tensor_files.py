@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ortgpt_models.errors import ModelError
-from ortgpt_models.json_file import read_json_object
+from ortgpt_models.files import file_is_there, read_json_object
 
 FLOATS = ("F32", "F16", "BF16")
 SAFETENSORS_SUFFIX = ".safetensors"
@@ -84,7 +84,7 @@ def shard_files(index: Path) -> list[Path]:
     Raises ModelError when the index is damaged or names files that are missing or in another folder.
     """
     paths = [index.parent / name for name in sorted(set(_weight_map(index).values()))]
-    missing = [path.name for path in paths if not path.is_file()]
+    missing = [path.name for path in paths if not file_is_there(path)]
     if missing:
         raise ModelError(f"{index} names files that are not there: {', '.join(missing)}; bring them into the folder")
     return paths

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from ortgpt_models.config import GPTConfig
 from ortgpt_models.errors import ModelError
+from ortgpt_models.files import file_is_there
 from ortgpt_models.folder import refuse_existing, write_folder
 from ortgpt_models.gpt import GPT
 from ortgpt_models.weights import save_gpt
@@ -274,7 +275,7 @@ class _TrainingState:
 
     def load(self, gpt: GPT, optimizer: torch.optim.Optimizer) -> int:
         """Restore what was saved, if anything was; return the number of steps already done."""
-        if not self.path.exists():
+        if not file_is_there(self.path):
             return 0
         try:
             state = torch.load(self.path, weights_only=True)

@@ -13,8 +13,8 @@ from safetensors.torch import save
 from ortgpt_models.assemble import HEADS, assemble_gpt, name_tensors
 from ortgpt_models.config import GPTConfig
 from ortgpt_models.errors import ModelError
+from ortgpt_models.files import file_is_there, read_json_object
 from ortgpt_models.gpt import GPT
-from ortgpt_models.json_file import read_json_object
 from ortgpt_models.tensor_files import open_shards, open_tensor_file, shard_files
 
 CONFIG_FILE = "config.json"
@@ -86,7 +86,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _find_source(folder: Path) -> Path:
     """Return the weight file or index to read. Raises ModelError when the folder has none."""
     for name in WEIGHTS_SOURCES:
-        if (folder / name).is_file():
+        if file_is_there(folder / name):
             return folder / name
     if not folder.is_dir():
         raise ModelError(f"{folder} is no folder; expected a Hugging Face GPT-2 folder")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ortgpt.contract import File
-from ortgpt.errors import BundleError, BundleNotFoundError
-from ortgpt.manifest import Check, Evidence, FileEntry, GraphSpec, Manifest, Precision, Source, sealed_text
+from ortgpt.errors import BundleError, BundleNotFoundError, OptionError
+from ortgpt.manifest import Check, Evidence, FileEntry, GraphSpec, Manifest, Precision, Source
 from ortgpt.messages import listed, shown
 from ortgpt.reading import reading
 from ortgpt.strict_json import read_json_object
@@ -116,50 +115,31 @@ class Bundle:
             if sha256_of(self.path / name) != entry.sha256
         ]
         if faults:
-            raise BundleError(_damaged(self.path, faults))
+            raise not_intact(self.path, faults)
 
 
 def open_bundle(path: str | os.PathLike[str]) -> Bundle:
     """Open a bundle folder and check that it holds what its manifest lists (sizes; not yet the hashes).
 
-    Beside it there may be files of other names than a bundle's. Raises BundleNotFoundError when there is no bundle at
-    `path`, else BundleError with every fault of the manifest, or, where it has none, of the folder, or of config.json.
+    Beside it there may be files of other names than a bundle's. Raises OptionError for what is no path,
+    BundleNotFoundError when there is no bundle at `path`, else BundleError with every fault of the manifest, or, where
+    it has none, of the folder, or of config.json.
     """
-    folder = Path(path)
-    _, manifest = _read_manifest(folder)
+    try:
+        folder = Path(os.path.abspath(path))  # the current folder may change before a second graph is opened
+    except TypeError:
+        raise OptionError(f"path = {shown(path)} (accepted: a text or a path of the file system)") from None
+    _, manifest = read_manifest(folder)
     with reading(folder):
         faults = list(_folder_faults(folder, manifest))
     if faults:
-        raise BundleError(_damaged(folder, faults))
+        raise not_intact(folder, faults)
     return Bundle(
         path=folder,
         manifest=manifest,
         config=ModelConfig.from_dict(read_json_object(folder / File.CONFIG)),
         generation_config=read_json_object(folder / File.GENERATION_CONFIG),
     )
-
-
-def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
-    """State the present size and sha256 of every listed file in the manifest; return the names that had changed.
-
-    For use after a hand edit, of generation_config.json say. Raises BundleError when a listed file is missing or the
-    manifest itself is damaged.
-    """
-    folder = Path(path)
-    values, manifest = _read_manifest(folder)
-    faults = list(_name_faults(folder, manifest))
-    if faults:
-        raise BundleError(_damaged(folder, faults))
-    files = describe_files(folder, manifest.files)
-    changed = [name for name, entry in files.items() if entry != manifest.files[name]]
-    partial = folder / f".{File.MANIFEST}.{secrets.token_hex(4)}.partial"
-    try:
-        with partial.open("x", encoding="utf-8") as file:  # never through a link that lies in wait
-            file.write(sealed_text(values, files))
-        os.replace(partial, folder / File.MANIFEST)
-    finally:
-        partial.unlink(missing_ok=True)
-    return changed
 
 
 def is_bundle_name(name: str) -> bool:
@@ -185,9 +165,11 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
+def read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
     """Return the manifest as parsed JSON, and as read. Raises BundleNotFoundError where there is none."""
     path = folder / File.MANIFEST
+    if not _is_utf8(str(folder)):
+        raise BundleNotFoundError(f"{str(folder)!r} is no UTF-8, which ONNX Runtime wants of a path; rename the folder")
     try:
         is_folder = stat.S_ISDIR(folder.stat().st_mode)
     except PermissionError as error:
@@ -213,7 +195,7 @@ def _folder_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
     for name in (*_REQUIRED, *(graph.file for graph in manifest.graphs)):
         if name not in manifest.files:
             yield f"{name!r} is not listed in the manifest"
-    yield from _name_faults(folder, manifest)
+    yield from listed_file_faults(folder, manifest)
     for name, entry in manifest.files.items():
         path = folder / name
         if _is_plain(name) and os.path.isfile(path) and (size := path.stat().st_size) != entry.size:
@@ -223,19 +205,29 @@ def _folder_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
             yield f"{shown(name)} is not listed in the manifest"
 
 
-def _name_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """Yield the listed files that are not there, or not inside the bundle."""
+def listed_file_faults(folder: Path, manifest: Manifest) -> list[str]:
+    """Return what is wrong with the listed files: those that are not there, no files, or not inside the bundle."""
+    faults = []
     for name in manifest.files:
         if not _is_plain(name):
-            yield f"the manifest lists {shown(name)}, which is not a plain file name"
-        elif not os.path.isfile(folder / name):
-            yield f"{name} is missing"
+            faults.append(f"the manifest lists {shown(name)}, which is not a plain file name")
         elif _is_outside(folder, name):
-            yield f"{name} is a link out of the bundle"
+            faults.append(f"{name} is a link out of the bundle")
+        elif not os.path.isfile(folder / name):
+            faults.append(f"{name} is {'no file' if os.path.lexists(folder / name) else 'missing'}")
+    return faults
 
 
 def _is_outside(folder: Path, name: str) -> bool:
     return os.path.islink(folder / name) and (folder / name).resolve().parent != folder.resolve()
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_plain(name: str) -> bool:
@@ -250,8 +242,9 @@ def _not_found(folder: Path, state: str) -> str:
     return f"{folder} {state}; expected a bundle folder, as `ortgpt export` writes it"
 
 
-def _damaged(folder: Path, faults: list[str]) -> str:
-    return (
-        f"{folder} is not intact: {listed(faults)}. Copy or export it anew "
-        "(after an edit by hand: `ortgpt seal` states the new hashes)"
-    )
+def not_intact(folder: Path, faults: list[str]) -> BundleError:
+    """Return the error that says what a bundle's faults are, and what to do."""
+    hint = ""
+    if len(faults) == 1 and faults[0].startswith(File.GENERATION_CONFIG):
+        hint = " (after an edit by hand: `ortgpt seal` states its new hash)"
+    return BundleError(f"{folder} is not intact: {listed(faults)}. Copy or export it anew{hint}")

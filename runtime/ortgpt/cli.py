@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from ortgpt import __version__
-from ortgpt.bundle import open_bundle, seal_bundle
+from ortgpt.bundle import open_bundle
 from ortgpt.cli_io import read_text
 from ortgpt.cli_options import with_flags
 from ortgpt.cli_text import chat, generate
@@ -25,6 +25,7 @@ from ortgpt.contract import Key
 from ortgpt.errors import OptionError, OrtGptError
 from ortgpt.generator import load
 from ortgpt.manifest import Evidence, describe_graph
+from ortgpt.sealing import seal_bundle
 
 _COMMANDS_GROUP = "ortgpt.commands"
 
@@ -253,7 +254,7 @@ def _known(value: object) -> str:
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 def seal(bundle: Path) -> None:
-    """State the present hashes of BUNDLE's files, after an edit by hand of generation_config.json, say."""
+    """State the new hash of BUNDLE's generation_config.json after an edit by hand."""
     changed = seal_bundle(bundle)
     click.echo(f"{bundle}: {', '.join(changed) or 'nothing'} changed", err=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def external_files(path: Path) -> set[str]:
     name in a way that readers could take otherwise.
     """
     with reading(path), path.open("rb") as file:
-        if path.stat().st_size == 0:
+        if os.fstat(file.fileno()).st_size == 0:
             return set()
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:

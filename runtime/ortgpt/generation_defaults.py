@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ortgpt.messages import shown
+from ortgpt.messages import listed, shown
 from ortgpt.options import FROM_BUNDLE, NEUTRAL, GenerationOptions
 
 # Keys of a generation_config.json that have no bearing here; any other unknown one is logged when the bundle is loaded.
@@ -24,11 +24,11 @@ def read_generation_config(values: Mapping[str, Any], fallback_eos: Iterable[int
     Raises OptionError for a value that is not accepted.
     """
     ignored = [
-        f"{key} = {shown(value)}"
+        f"{shown(key) if not key.isidentifier() else key} = {shown(value)}"
         for key, value in values.items()
         if value is not None and key not in (*FROM_BUNDLE, *_WITHOUT_BEARING) and NEUTRAL.get(key) != value
     ]
     if ignored:
-        _logger.warning("generation_config.json has keys that this version does not use: %s", ", ".join(ignored))
+        _logger.warning("generation_config.json has keys that this version does not use: %s", listed(ignored))
     known = {name: values[name] for name in FROM_BUNDLE if values.get(name) is not None}
     return GenerationOptions(**({"eos_token_id": fallback_eos} | known))

@@ -82,7 +82,7 @@ def load(
         )
     prefill = find_prefill(bundle, session)
     engine = Engine(session, bundle.config, masked_tokens=masked, prefill=prefill, selector=selector)
-    reload = partial(load, bundle.path.resolve(), device=device, threads=threads, verify=verify)
+    reload = partial(load, bundle.path, device=device, threads=threads, verify=verify)
     return Generator(bundle, engine, tokenizer, reload=reload)
 
 

@@ -40,9 +40,11 @@ class JsonReader:
         return None if value is None else str(value)
 
     def integer(self, *keys: str) -> int:
-        value = int(self._get(int, "an integer of 0 or more", 0, *keys))
-        if value < 0:
-            self.fault(".".join(keys), value, "an integer of 0 or more")
+        accepted = "an integer of 0 or more, below 2^63"
+        value = int(self._get(int, accepted, 0, *keys))
+        if not 0 <= value < 2**63:
+            self.fault(".".join(keys), value, accepted)
+            return 0
         return value
 
     def number(self, *keys: str) -> float:

@@ -192,7 +192,7 @@ class Manifest:
                 dtype=reader.text(Key.PRECISION, Key.DTYPE),
                 recipe=reader.text(Key.PRECISION, Key.RECIPE),
                 parameters=reader.mapping(Key.PRECISION, Key.PARAMETERS),
-                promise=reader.mapping(Key.PRECISION, Key.PROMISE),
+                promise=_read_promise(reader),
             ),
             source=Source(
                 id=reader.text(Key.SOURCE, Key.ID),
@@ -243,6 +243,9 @@ def _graph_values(graph: GraphSpec) -> dict[str, Any]:
     }
 
 
+_PROMISED = {
+    Key.LOGIT_BOUND, Key.RELATIVE_LOGIT_BOUND, Key.BATCH_FLIPS, Key.OUTLIER_FLIPS, Key.PIECE_FLIPS, Key.STEP_FLIPS,
+}  # fmt: skip
 _MAY_BE_ZERO = ("kl", "top1", "top5", "bits_per_byte", "baseline_bits_per_byte")  # a text may be certain
 
 
@@ -267,6 +270,14 @@ def _read_evidence(reader: JsonReader) -> Evidence | None:
         if isinstance(found, Mapping) and not all(isinstance(value, kind) for value in found.values()):
             reader.fault(f"{Key.EVIDENCE}.{name}", values[name], f"an object of {kind.__name__} values")
     return Evidence(**values)  # type: ignore[arg-type]  # each reader returns what its field's type says
+
+
+def _read_promise(reader: JsonReader) -> Mapping[str, Any]:
+    """Read a promise; of what it says beside its kind, this version knows some numbers."""
+    promise = reader.mapping(Key.PRECISION, Key.PROMISE)
+    for key in _PROMISED & promise.keys():
+        reader.number(Key.PRECISION, Key.PROMISE, key)
+    return promise
 
 
 def describe_graph(graph: GraphSpec) -> str:

@@ -17,14 +17,14 @@ import torch
 
 import ortgpt
 from ortgpt import OptionError
-from ortgpt.bundle import open_bundle, seal_bundle
+from ortgpt.bundle import open_bundle
 from ortgpt_exporter import ExportError, export_bundle, quantize_bundle
 from ortgpt_exporter.checkpoint import find_folder
 from ortgpt_exporter.evidence import compare, measure_independence, split_rows
 from ortgpt_exporter.quantized_bundle import Quantization
 from ortgpt_models import ModelError, load_gpt, save_gpt
 from outliers import inject
-from support import TEXT, write_checkpoint
+from support import TEXT, reseal, write_checkpoint
 
 FLAVOURS = ("native", "portable")
 
@@ -522,7 +522,7 @@ def test_damaged_or_foreign_graphs_are_named_before_any_work(
         quantize_bundle(damaged, tmp_path / "out", Quantization(dtype="int8"))
     foreign = Path(shutil.copytree(source, tmp_path / "foreign"))
     shutil.copy(bundles["int8"] / "model.onnx", foreign)
-    seal_bundle(foreign)
+    reseal(foreign)
     with pytest.raises(ExportError, match=r"has no float32 matrix h\.0\.attn\.c_attn\.weight \(10 are missing\)"):
         quantize_bundle(foreign, tmp_path / "out", Quantization(dtype="int8"))
     assert names(tmp_path) == ["damaged", "foreign"]

@@ -36,9 +36,10 @@ from fuzz.bundles import Entry, Fifo, Files, Folder, Link, mutate_bundle  # noqa
 from fuzz.mutations import ANY, REFUSED, TEXT_FILES, mutate_text  # noqa: E402  # as above
 from fuzz.values import MANIFEST  # noqa: E402  # as above
 from ortgpt import OrtGptError  # noqa: E402  # as above
-from ortgpt.bundle import ModelConfig, open_bundle, seal_bundle  # noqa: E402  # as above
+from ortgpt.bundle import ModelConfig, open_bundle  # noqa: E402  # as above
 from ortgpt.generation_defaults import read_generation_config  # noqa: E402  # as above
 from ortgpt.options import GenerationOptions  # noqa: E402  # as above
+from ortgpt.sealing import seal_bundle  # noqa: E402  # as above
 from ortgpt.strict_json import read_json_object  # noqa: E402  # as above
 from ortgpt.tokenizer import Tokenizer  # noqa: E402  # as above
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,26 +17,17 @@ import pytest
 
 import ortgpt
 from ortgpt import BundleError, BundleNotFoundError, EngineError
-from ortgpt.bundle import open_bundle, seal_bundle, sha256_of
+from ortgpt.bundle import open_bundle, sha256_of
 from ortgpt.contract import File
 from ortgpt.external_data import external_files
+from ortgpt.sealing import seal_bundle
 from ortgpt.tokenizer import Tokenizer
+from support import reseal
 
 
 @pytest.fixture
 def bundle(small_bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(small_bundle, tmp_path / "bundle"))
-
-
-def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], None], *, rehash: bool = True) -> None:
-    """Change the manifest; give it the sha256 of its new content, worked out here without the package."""
-    path = folder / "ortgpt.json"
-    values = json.loads(path.read_text())
-    change(values)
-    if rehash:
-        rest = {key: value for key, value in values.items() if key != "sha256"}
-        values["sha256"] = hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    path.write_text(json.dumps(values))
 
 
 def flip_a_bit(path: Path, place: int) -> None:
@@ -108,7 +100,7 @@ def test_every_file_is_checked(bundle: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def without_privileges() -> Iterator[None]:
-    """Let permissions count, as they do not for root. Reach files by relative paths: what is above may be closed."""
+    """Let permissions count, as they do not for root."""
     user = os.geteuid()
     if user == 0:
         os.seteuid(65534)
@@ -118,10 +110,16 @@ def without_privileges() -> Iterator[None]:
         os.seteuid(user)
 
 
-def test_what_may_not_be_read_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(bundle.parent)
-    path = Path("bundle")
-    path.parent.chmod(0o755)
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody reaches, which pytest's own are not."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_what_may_not_be_read_is_named(small_bundle: Path, open_folder: Path) -> None:
+    path = Path(shutil.copytree(small_bundle, open_folder / "bundle"))
     path.chmod(0o755)
     for each in path.iterdir():
         each.chmod(0o644)
@@ -143,11 +141,23 @@ def test_what_may_not_be_read_is_named(bundle: Path, monkeypatch: pytest.MonkeyP
         with without_privileges(), pytest.raises(BundleError, match=r"bundle.* cannot be read: Permission denied"):
             open_bundle(path)
     path.chmod(0o755)
-    closed = Path("closed")
-    closed.mkdir(0)
-    with without_privileges(), pytest.raises(BundleError, match="closed/bundle cannot be read: Permission denied"):
-        open_bundle(closed / "bundle")
-    closed.chmod(0o755)
+    open_folder.chmod(0)
+    with without_privileges(), pytest.raises(BundleError, match="/bundle cannot be read: Permission denied"):
+        open_bundle(path)
+
+
+def test_a_folder_that_may_not_be_written_serves(small_bundle: Path, open_folder: Path) -> None:
+    path = Path(shutil.copytree(small_bundle, open_folder / "bundle"))
+    for each in path.iterdir():
+        each.chmod(0o444)
+    path.chmod(0o555)
+    before = sorted(os.listdir(path))
+    with without_privileges(), ortgpt.load(path) as generator:
+        assert generator.generate("a", max_new_tokens=2).token_ids
+    assert sorted(os.listdir(path)) == before
+    with without_privileges(), pytest.raises(PermissionError):
+        (path / "new").touch()
+    path.chmod(0o755)
 
 
 def test_the_manifest_may_not_be_a_link_out(bundle: Path) -> None:
@@ -162,7 +172,7 @@ def test_the_manifest_may_not_be_a_link_out(bundle: Path) -> None:
 
 def test_a_message_stays_short(bundle: Path) -> None:
     names = {f"{number}\x1b[2J" + "x" * 300: {"size": 1, "sha256": "0" * 64} for number in range(1_000)}
-    edit_manifest(bundle, lambda manifest: manifest["files"].update(names))
+    reseal(bundle, lambda manifest: manifest["files"].update(names))
     with pytest.raises(BundleError, match=r"not a plain file name.* and 980 more") as caught:
         open_bundle(bundle)
     assert len(str(caught.value)) < 4_000
@@ -211,13 +221,13 @@ def test_a_bit_flipped_in_the_manifest_is_noticed(bundle: Path) -> None:
 def test_a_manifest_that_says_something_else_is_refused(
     bundle: Path, change: Callable[[dict[str, Any]], None], reason: str
 ) -> None:
-    edit_manifest(bundle, change)
+    reseal(bundle, change)
     with pytest.raises(BundleError, match=reason):
         open_bundle(bundle)
 
 
 def test_all_faults_of_a_manifest_come_in_one_message(bundle: Path) -> None:
-    edit_manifest(bundle, lambda m: m.update(task=1, files=[], masked_tokens="x"))
+    reseal(bundle, lambda m: m.update(task=1, files=[], masked_tokens="x"))
     with pytest.raises(BundleError) as caught:
         open_bundle(bundle)
     for part in ("task = 1", "files = []", "masked_tokens = 'x'"):
@@ -229,7 +239,7 @@ def test_what_a_newer_minor_version_adds_is_ignored(bundle: Path) -> None:
         manifest["format"]["minor"] = 7
         manifest["colour"] = manifest["source"]["x"] = "blue"
 
-    edit_manifest(bundle, change)
+    reseal(bundle, change)
     assert open_bundle(bundle).manifest.minor == 7
 
 
@@ -252,12 +262,12 @@ def test_hostile_json_is_refused(bundle: Path, text: str, reason: str) -> None:
         whole = (bundle / name).read_bytes()
         (bundle / name).write_bytes(text.encode("utf-8", "surrogatepass"))
         if name != "ortgpt.json":
-            seal_bundle(bundle)
+            reseal(bundle)
         with pytest.raises(BundleError, match=reason):
             ortgpt.load(bundle)
         (bundle / name).write_bytes(whole)
         if name != "ortgpt.json":
-            seal_bundle(bundle)
+            reseal(bundle)
     ortgpt.load(bundle).close()
 
 
@@ -265,7 +275,7 @@ def test_defaults_beyond_the_vocabulary_are_the_bundles_fault(bundle: Path) -> N
     defaults = json.loads((bundle / "generation_config.json").read_text())
     for name, value in (("eos_token_id", 300), ("suppress_tokens", [7, 5_000])):
         (bundle / "generation_config.json").write_text(json.dumps(defaults | {name: value}))
-        seal_bundle(bundle)
+        reseal(bundle)
         with pytest.raises(BundleError, match=rf"generation_config\.json: {name} = {np.max(value)} is not in the"):
             ortgpt.load(bundle)
 
@@ -274,8 +284,8 @@ def test_bad_values_in_config_json_are_named(bundle: Path) -> None:
     config = json.loads((bundle / "config.json").read_text())
     bad = {"n_layer": 0, "n_positions": 10**30, "vocab_size": "x", "eos_token_id": 1.5}
     (bundle / "config.json").write_text(json.dumps(config | bad))
-    seal_bundle(bundle)
-    with pytest.raises(BundleError, match=r"n_layer = 0.*n_positions = 10+ .*vocab_size = 'x'.*eos_token_id = 1\.5"):
+    reseal(bundle)
+    with pytest.raises(BundleError, match=r"n_layer = 0.*n_positions = 10+.* vocab_size = 'x'.*eos_token_id = 1\.5"):
         open_bundle(bundle)
 
 
@@ -297,7 +307,7 @@ def test_bad_values_in_config_json_are_named(bundle: Path) -> None:
 def test_a_graph_that_is_not_what_the_manifest_says_is_refused(
     bundle: Path, change: Callable[[dict[str, Any]], None], reason: str
 ) -> None:
-    edit_manifest(bundle, change)
+    reseal(bundle, change)
     with pytest.raises(BundleError, match=reason):
         ortgpt.load(bundle)
 
@@ -305,14 +315,14 @@ def test_a_graph_that_is_not_what_the_manifest_says_is_refused(
 def test_a_failure_of_onnxruntime_is_an_error_of_ours(bundle: Path) -> None:
     config = json.loads((bundle / "config.json").read_text())
     (bundle / "config.json").write_text(json.dumps(config | {"n_positions": 4096}))  # the graph has 64
-    seal_bundle(bundle)
+    reseal(bundle)
     with ortgpt.load(bundle) as generator, pytest.raises(EngineError, match="ONNX Runtime failed"):
         generator.generate([1] * 100, max_new_tokens=1)
 
 
 def test_generation_defaults_that_are_not_accepted_are_the_bundles_fault(bundle: Path) -> None:
     (bundle / "generation_config.json").write_text('{"temperature": "hot"}')
-    seal_bundle(bundle)
+    reseal(bundle)
     with pytest.raises(BundleError, match=r"generation_config\.json: temperature = 'hot'"):
         ortgpt.load(bundle)
 
@@ -322,7 +332,7 @@ def test_sealing_keeps_what_a_newer_version_wrote(bundle: Path) -> None:
         manifest["format"]["minor"] = 7
         manifest["colour"] = manifest["graphs"][0]["colour"] = "blue"
 
-    edit_manifest(bundle, change)
+    reseal(bundle, change)
     (bundle / "generation_config.json").write_text("{}")
     assert seal_bundle(bundle) == ["generation_config.json"]
     values = json.loads((bundle / "ortgpt.json").read_text())
@@ -331,7 +341,7 @@ def test_sealing_keeps_what_a_newer_version_wrote(bundle: Path) -> None:
 
 
 def test_sealing_reads_nothing_outside_the_bundle(bundle: Path) -> None:
-    edit_manifest(bundle, lambda m: m["files"].update({"../x": {"size": 1, "sha256": "0" * 64}}))
+    reseal(bundle, lambda m: m["files"].update({"../x": {"size": 1, "sha256": "0" * 64}}))
     (bundle.parent / "x").write_text("x")
     with pytest.raises(BundleError, match="not a plain file name"):
         seal_bundle(bundle)
@@ -340,11 +350,11 @@ def test_sealing_reads_nothing_outside_the_bundle(bundle: Path) -> None:
 def test_a_graph_of_another_shape_is_refused(bundle: Path) -> None:
     config = json.loads((bundle / "config.json").read_text())
     (bundle / "config.json").write_text(json.dumps(config | {"n_layer": 3}))
-    seal_bundle(bundle)
+    reseal(bundle)
     with pytest.raises(BundleError, match=r"not the native decoder of 3 layers.*past_key_values\.2\.key"):
         ortgpt.load(bundle)
     (bundle / "config.json").write_text(json.dumps(config | {"n_head": 2, "vocab_size": 299}))
-    seal_bundle(bundle)
+    reseal(bundle)
     with pytest.raises(BundleError, match=r"logits.*299"):
         ortgpt.load(bundle)
 
@@ -358,6 +368,73 @@ def test_sealing_after_a_hand_edit(bundle: Path) -> None:
     assert not [name for name in os.listdir(bundle) if "partial" in name]
     with ortgpt.load(bundle) as generator:
         assert generator.generate("a", max_new_tokens=4, seed=1).token_ids
+
+
+def test_sealing_takes_no_damage_for_an_edit(bundle: Path) -> None:
+    manifest = (bundle / "ortgpt.json").read_bytes()
+    for name in ("model.onnx.data", "model.onnx", "vocab.json", "merges.txt", "config.json"):
+        whole = (bundle / name).read_bytes()
+        (bundle / name).write_bytes(whole[:-1])
+        with pytest.raises(BundleError, match=f"{name} was changed, and is no file to edit by hand. Copy or export"):
+            seal_bundle(bundle)
+        with pytest.raises(BundleError) as caught:
+            open_bundle(bundle)
+        assert "ortgpt seal" not in str(caught.value)
+        (bundle / name).write_bytes(whole)
+    for text in ('{"temperature": "hot"}', '{"top_p": NaN}', "{"):
+        (bundle / "generation_config.json").write_text(text)
+        with pytest.raises(BundleError, match=r"generation_config\.json"):
+            seal_bundle(bundle)
+    assert (bundle / "ortgpt.json").read_bytes() == manifest
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
+def test_what_is_no_file_is_not_called_missing(bundle: Path, make: Callable[[Path], None]) -> None:
+    (bundle / "vocab.json").unlink()
+    make(bundle / "vocab.json")
+    with pytest.raises(BundleError, match=r"vocab\.json is (no file|a link out)"):
+        open_bundle(bundle)
+    (bundle / "ortgpt.json").unlink()
+    make(bundle / "ortgpt.json")
+    with pytest.raises(BundleError, match=r"ortgpt\.json (is not a plain file|is a link out|cannot be read)"):
+        open_bundle(bundle)
+
+
+def test_the_current_folder_may_change(fast_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(fast_bundle.parent)
+    with ortgpt.load(fast_bundle.name) as generator:
+        monkeypatch.chdir("/")
+        assert generator.generate([1] * 50, max_new_tokens=2).token_ids  # opens the prefill graph
+        generator.bundle.verify_hashes()
+
+
+def test_a_graph_that_is_gone_when_it_is_wanted_is_the_bundles_fault(fast_bundle: Path, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(fast_bundle, tmp_path / "bundle"))
+    with ortgpt.load(bundle) as generator:
+        (bundle / "prefill.onnx").unlink()
+        with pytest.raises(BundleError, match=r"prefill\.onnx is missing"):
+            generator.generate([1] * 50, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("path", [None, 5, b"bytes", ["a"]])
+def test_what_is_no_path_is_named(path: Any) -> None:
+    with pytest.raises(ortgpt.OptionError, match=r"path = .*accepted: a text or a path"):
+        ortgpt.load(path)
+
+
+def test_a_path_that_is_no_utf8_is_refused(bundle: Path) -> None:
+    named = bundle.parent / os.fsdecode(b"\xff")
+    bundle.rename(named)
+    with pytest.raises(BundleNotFoundError, match=r"\\udcff' is no UTF-8.*rename"):
+        ortgpt.load(named)
+
+
+@pytest.mark.parametrize("value", ["x", None, [1], 10**4000])
+def test_a_promise_that_is_no_number_is_named(bundle: Path, value: Any) -> None:
+    reseal(bundle, lambda m: m["precision"].update(promise={"kind": "bounded", "logit_bound": value}))
+    with pytest.raises(BundleError, match=r"precision\.promise\.logit_bound = ") as caught:
+        open_bundle(bundle)
+    assert len(str(caught.value)) < 400
 
 
 def test_no_bundle_at_all(tmp_path: Path) -> None:
@@ -382,7 +459,7 @@ def test_sha256_is_sha256(tmp_path: Path) -> None:
 def test_a_truncated_model_with_a_true_manifest_is_an_error_of_the_bundle(bundle: Path) -> None:
     path = bundle / File.MODEL
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    seal_bundle(bundle)
+    reseal(bundle)
     with pytest.raises(BundleError, match="ONNX Runtime cannot open"):
         ortgpt.load(bundle)
 

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ortgpt
 from ortgpt import BundleError
-from ortgpt.bundle import seal_bundle
 from ortgpt.external_data import external_files
+from support import reseal
 
 
 def external(name: str, location: str) -> TensorProto:
@@ -134,7 +134,7 @@ def test_a_graph_that_reads_an_unlisted_file_is_refused(small_bundle: Path, tmp_
     entry = next(e for t in loaded.graph.initializer for e in t.external_data if e.key == "location")
     entry.value = "weights.bin"
     (bundle / "model.onnx").write_bytes(loaded.SerializeToString())
-    seal_bundle(bundle)
+    reseal(bundle)
     assert "weights.bin" not in json.loads((bundle / "ortgpt.json").read_text())["files"]
     with pytest.raises(BundleError, match=r"reads weights from weights\.bin, which the manifest does not list"):
         ortgpt.load(bundle)

@@ -1,0 +1,53 @@
+"""Find the files that a folder has, and read the JSON object that one holds. Knows nothing of what is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ortgpt_models.errors import ModelError
+
+MAX_JSON_BYTES = 32 * 2**20  # an index of a thousand shards has fewer
+
+
+def file_is_there(path: Path) -> bool:
+    """Tell whether there is a file at `path`. Raises ModelError for what is there and is none, as a link to nowhere."""
+    if path.is_file():
+        return True
+    if os.path.lexists(path):
+        raise ModelError(f"{path} is no file; remove it, or put the file there that its name promises")
+    return False
+
+
+def read_json_object(path: Path, expected: str) -> dict[str, Any]:
+    """Return the object in `path`; `expected` says what the folder was taken for when the file is missing.
+
+    Raises ModelError when there is no such file, it cannot be read, has more than MAX_JSON_BYTES, or is no JSON object
+    in UTF-8 whose keys stand once.
+    """
+    if not file_is_there(path):
+        raise ModelError(f"no {path.name} in {path.parent}; expected {expected}")
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > MAX_JSON_BYTES:
+            raise ModelError(f"{path} has {size_bytes:,} bytes; at most {MAX_JSON_BYTES:,} are read")
+        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique_keys)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    except ModelError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} holds a JSON {type(values).__name__}; expected an object")
+    return values
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    twice = sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+    if twice:
+        raise ValueError(f"the key {twice[0]!r:.80} stands twice")
+    return dict(pairs)
