@@ -7,8 +7,9 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from ortgpt.bundle import OWN_NAMES
+from ortgpt.bundle import OWN_NAMES, is_utf8
 from ortgpt.contract import File, Flavour
+from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.head import view_head
 from ortgpt_models.folder import refuse_existing
 
@@ -16,7 +17,12 @@ MAX_GRAPH_BYTES = 1_500_000_000  # of weights within the graph's own file; proto
 
 
 def check_target(out: Path, *, force: bool) -> None:
-    """Raise FileExistsError unless `out` is free, or is a bundle and nothing more, which `force` may replace."""
+    """Raise FileExistsError unless `out` is free, or is a bundle and nothing more, which `force` may replace.
+
+    Raises ExportError for a path that is no UTF-8.
+    """
+    if not is_utf8(str(out)):
+        raise ExportError(f"{str(out)!r} is no UTF-8, which ONNX wants of a path; choose another name")
     refuse_existing(out, replace=force)
     if not out.exists():
         return

@@ -14,6 +14,7 @@ import click
 
 from ortgpt.bundle import Bundle
 from ortgpt.cli import evidence_lines
+from ortgpt.cli_io import printable, write_line
 from ortgpt.errors import OptionError
 from ortgpt.manifest import Check
 from ortgpt_exporter.recipe import ALL_METHODS
@@ -148,7 +149,7 @@ def export(checkpoint: str, out: Path, dtype: str | None, force: bool, **form: A
                 on_progress=lambda progress: _show(bar, progress), on_note=notes.append, **form,
             )  # fmt: skip
     for note in notes:
-        click.echo(f"Note: {note}", err=True)
+        click.echo(printable(f"Note: {note}"), err=True)
     _tell(bundle, out)
 
 
@@ -205,9 +206,9 @@ def _sweep(bundle: Path, eval_text: Path | None, plot: Path | None, given: list[
 
         with _bar("sweep") as bar:
             trials = sweep_bundle(bundle, eval_text=eval_text, on_progress=lambda progress: _show(bar, progress))
-        click.echo(f"  {'quantised to':<56}{'MB':>8}{'ppl ratio':>11}{'KL':>10}{'prefill/s':>11}{'decode/s':>10}")
+        write_line(f"  {'quantised to':<56}{'MB':>8}{'ppl ratio':>11}{'KL':>10}{'prefill/s':>11}{'decode/s':>10}")
         for trial in trials:
-            click.echo(
+            write_line(
                 f"{'*' if trial.on_frontier else ' '} {trial.recipe:<56}{trial.size_bytes / 1e6:>8.1f}"
                 f"{trial.perplexity_ratio:>11.4f}{trial.kl:>10.5f}{trial.prefill_tokens_per_s:>11,.0f}"
                 f"{trial.decode_tokens_per_s:>10,.0f}"
@@ -327,7 +328,7 @@ def one_line_errors() -> Iterator[None]:
     except ValueError as error:
         if type(error).__name__ != "ModelError":  # cannot be imported without torch
             raise
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(printable(str(error), kept="\n")) from error
     finally:
         for end, handler in before.items():
             signal.signal(end, handler)

@@ -23,13 +23,18 @@ def write_folder(out: Path, *, replace: bool = False) -> Iterator[Path]:
     """
     out = Path(os.path.abspath(out))
     refuse_existing(out, replace=replace)
-    with scratch_folder(out) as partial:
-        yield partial
-        for path in partial.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        refuse_existing(out, replace=replace)  # somebody may have made it meanwhile
-        _put(partial, out)
+    try:
+        with scratch_folder(out) as partial:
+            yield partial
+            for path in partial.iterdir():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            refuse_existing(out, replace=replace)  # somebody may have made it meanwhile
+            _put(partial, out)
+    except OSError as error:
+        if error.filename is None:  # as that of a full disk
+            error.filename = str(out)
+        raise
 
 
 @contextlib.contextmanager

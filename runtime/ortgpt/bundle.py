@@ -12,9 +12,9 @@ from typing import Any
 
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, BundleNotFoundError, OptionError
+from ortgpt.files import reading
 from ortgpt.manifest import Check, Evidence, FileEntry, GraphSpec, Manifest, Precision, Source
 from ortgpt.messages import listed, shown
-from ortgpt.reading import reading
 from ortgpt.strict_json import read_json_object
 
 OWN_NAMES = frozenset(value for name, value in vars(File).items() if name.isupper())
@@ -168,7 +168,7 @@ def sha256_of(path: Path) -> str:
 def read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
     """Return the manifest as parsed JSON, and as read. Raises BundleNotFoundError where there is none."""
     path = folder / File.MANIFEST
-    if not _is_utf8(str(folder)):
+    if not is_utf8(str(folder)):
         raise BundleNotFoundError(f"{str(folder)!r} is no UTF-8, which ONNX Runtime wants of a path; rename the folder")
     try:
         is_folder = stat.S_ISDIR(folder.stat().st_mode)
@@ -219,12 +219,14 @@ def listed_file_faults(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def _is_outside(folder: Path, name: str) -> bool:
-    return os.path.islink(folder / name) and (folder / name).resolve().parent != folder.resolve()
+    path = folder / name
+    return path.is_symlink() and os.path.dirname(os.path.realpath(path)) != os.path.realpath(folder)
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(path: str) -> bool:
+    """Tell whether a path is UTF-8; of another, Python makes half characters."""
     try:
-        text.encode()
+        path.encode()
     except UnicodeEncodeError:
         return False
     return True

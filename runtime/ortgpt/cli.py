@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ import click
 
 from ortgpt import __version__
 from ortgpt.bundle import open_bundle
-from ortgpt.cli_io import read_text
+from ortgpt.cli_io import printable, read_text, write_line
 from ortgpt.cli_options import with_flags
 from ortgpt.cli_text import chat, generate
 from ortgpt.contract import Key
@@ -47,20 +48,25 @@ class _Main(click.Group):
         return None
 
     def invoke(self, ctx: click.Context) -> Any:
+        if sys.stderr is None:
+            sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
+        if sys.stdout is None:
+            raise click.ClickException("standard output is closed; lead it to /dev/null where it is not wanted")
         try:
             return super().invoke(ctx)
         except OptionError as error:
-            raise click.UsageError(with_flags(str(error))) from error
+            raise click.UsageError(printable(with_flags(str(error)), kept="\n")) from error
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(130)
         except BrokenPipeError:
             raise
         except OrtGptError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(printable(str(error), kept="\n")) from error
         except OSError as error:
             named = error.filename is not None and error.strerror
-            raise click.ClickException(f"{error.filename}: {error.strerror}" if named else str(error)) from error
+            message = f"{error.filename}: {error.strerror}" if named else str(error)
+            raise click.ClickException(printable(message)) from error
 
 
 @click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
@@ -99,10 +105,10 @@ def score(
     if as_json:
         if logprobs:
             values |= {"token_ids": result.token_ids, "token_logprobs": result.token_logprobs}
-        click.echo(json.dumps(values))
+        write_line(json.dumps(values))
     else:
         for name, value in values.items():
-            click.echo(f"{name:<14} {value:,}" if name == "tokens" else f"{name:<14} {value:,.4f}")
+            write_line(f"{name:<14} {value:,}" if name == "tokens" else f"{name:<14} {value:,.4f}")
 
 
 @main.command()
@@ -112,7 +118,7 @@ def info(bundle: Path, as_json: bool) -> None:
     """Say what BUNDLE is: model, precision, source, files, and how it was verified."""
     record = open_bundle(bundle).info()
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(record)))
+        write_line(json.dumps(dataclasses.asdict(record)))
         return
     parameters = ", ".join(f"{key} {_shown(value)}" for key, value in record.precision.parameters.items())
     lines = {
@@ -135,9 +141,9 @@ def info(bundle: Path, as_json: bool) -> None:
         )
     width = max(map(len, lines)) + 2
     for name, value in lines.items():
-        click.echo(f"{name:<{width}}{value}")
-    if record.evidence is not None:
-        click.echo("\n".join(evidence_lines(record.evidence)))
+        write_line(f"{name:<{width}}{value}")
+    for line in [] if record.evidence is None else evidence_lines(record.evidence):
+        write_line(line)
 
 
 def evidence_lines(evidence: Evidence) -> list[str]:
@@ -209,7 +215,8 @@ def bench(bundle: Path, as_json: bool, device: str, threads: int | None) -> None
     from ortgpt.bench import bench_bundle, bench_lines
 
     found = bench_bundle(bundle, device=device, threads=threads)
-    click.echo(json.dumps(dataclasses.asdict(found)) if as_json else "\n".join(bench_lines(found)))
+    for line in [json.dumps(dataclasses.asdict(found))] if as_json else bench_lines(found):
+        write_line(line)
 
 
 @main.command()
@@ -221,7 +228,7 @@ def doctor(as_json: bool) -> None:
     found = diagnose()
     values = dataclasses.asdict(found)
     if as_json:
-        click.echo(json.dumps(values))
+        write_line(json.dumps(values))
     else:
         values |= {
             "packages": [f"{name} {version or 'absent'}" for name, version in found.packages.items()],
@@ -232,9 +239,9 @@ def doctor(as_json: bool) -> None:
         del values["faults"]
         for name, value in values.items():
             label = name.removesuffix("_bytes").removesuffix("_s").replace("_", " ")
-            click.echo(f"{label:<22}{_known(value)}")
+            write_line(f"{label:<22}{_known(value)}")
         for fault in found.faults:
-            click.echo(f"FAULT: {fault}")
+            write_line(f"FAULT: {fault}")
     if found.faults:
         sys.exit(1)
 

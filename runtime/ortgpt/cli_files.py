@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
 
-from ortgpt.cli_io import completion_values, read_text
+from ortgpt.cli_io import completion_values, drop_output, read_text
 from ortgpt.contract import File
 from ortgpt.errors import OptionError, OrtGptError, PromptError
+from ortgpt.files import naming
 from ortgpt.generator import Generator
+from ortgpt.messages import shown
 from ortgpt.options import GenerationOptions
 
 _CHUNK = 32  # prompts that are computed and written at once: what an interruption loses
@@ -46,10 +48,17 @@ def run_file(generator: Generator, source: Path, target: Path | None, options: M
     work; raises OptionError, PromptError or ContextLengthError naming the line at fault.
     """
     lines = list(_read_lines(generator, source, options))
-    done = 0 if target is None else _resume(target, lines)
-    if done:
-        click.echo(f"{target} has {done:,} of {len(lines):,} prompts already", err=True)
-    with _opened(target) as out, _bar(len(lines), done) as bar:
+    with _opened(target) as out:
+        done = 0 if target is None else _resume(target, lines)
+        if done:
+            click.echo(f"{target} has {done:,} of {len(lines):,} prompts already", err=True)
+        _write(generator, lines, done, source, out)
+    if target is not None:
+        click.echo(f"{target} has {len(lines):,} of {len(lines):,} prompts", err=True)
+
+
+def _write(generator: Generator, lines: Sequence[_Line], done: int, source: Path, out: BinaryIO) -> None:
+    with _bar(len(lines), done) as bar:
         for begin in range(done, len(lines), _CHUNK):
             chunk = lines[begin : begin + _CHUNK]
             try:
@@ -62,20 +71,37 @@ def run_file(generator: Generator, source: Path, target: Path | None, options: M
                     record = {"line": line.number, "prompt": line.prompt, "key": line.key}
                     out.write(json.dumps(record | completion_values(next(records))).encode() + b"\n")
             out.flush()
-            if target is not None:
+            if out is not sys.stdout.buffer:
                 os.fsync(out.fileno())
             bar.update(len(chunk))
-    if target is not None:
-        click.echo(f"{target} has {len(lines):,} of {len(lines):,} prompts", err=True)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(target: Path | None) -> Iterator[BinaryIO]:
     if target is None:
-        yield sys.stdout.buffer
-    else:
-        with target.open("ab") as out:
-            yield out
+        try:
+            with naming("standard output"):
+                yield sys.stdout.buffer
+        except OSError:
+            drop_output()
+            raise
+        return
+    if os.path.lexists(target) and not target.is_file():
+        raise OptionError(f"{target} is no regular file; name another --output")
+    with naming(target), target.open("ab") as out:
+        _lock(out, target)
+        yield out
+
+
+def _lock(out: BinaryIO, target: Path) -> None:
+    """Keep a file for this run alone, as long as it is open. Raises OptionError where another has it."""
+    with contextlib.suppress(ImportError):  # not on Windows, where another writer fails by itself
+        import fcntl
+
+        try:
+            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OptionError(f"{target} is being written by another run; name another --output") from None
 
 
 def _bar(total: int, done: int) -> Any:
@@ -114,18 +140,16 @@ def _read_line(line: str) -> tuple[Any, dict[str, Any]]:
             raise PromptError('no "prompt" (accepted: a text, a list of token ids, or an object with "prompt")')
         value = value["prompt"]
     if not isinstance(value, (str, list)):
-        raise PromptError(f"prompt = {value!r} (accepted: a text, or a list of token ids)")
+        raise PromptError(f"prompt = {shown(value)} (accepted: a text, or a list of token ids)")
     if isinstance(own.get("logit_bias"), dict):  # JSON has no other keys than texts
-        own["logit_bias"] = {int(key) if key.isdecimal() else key: each for key, each in own["logit_bias"].items()}
+        own["logit_bias"] = {
+            int(key) if key.isdecimal() and len(key) < 20 else key: each for key, each in own["logit_bias"].items()
+        }
     return value, own
 
 
 def _resume(target: Path, lines: Sequence[_Line]) -> int:
     """Return how many prompts `target` has whole; cut off what comes behind them, which an interruption left."""
-    if not target.exists():
-        return 0
-    if not target.is_file():
-        raise OptionError(f"{target} is no regular file; name another --output")
     data = target.read_bytes()
     done, kept, count, size = 0, 0, 0, 0
     for record in data.splitlines(keepends=True):
@@ -138,7 +162,7 @@ def _resume(target: Path, lines: Sequence[_Line]) -> int:
         try:
             values = json.loads(record)
             same = done < len(lines) and (values["line"], values["key"]) == (lines[done].number, lines[done].key)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise OptionError(f"{target} has a line that is none of this command's; name another --output") from None
         if not same:
             raise OptionError(f"{target} was written from other prompts, options or weights; name another --output")

@@ -12,6 +12,7 @@ import click
 
 from ortgpt.cli_io import read_text
 from ortgpt.errors import OptionError
+from ortgpt.messages import shown
 from ortgpt.options import GenerationOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -57,7 +58,10 @@ _FLAGS = {
     "num_assistant_tokens": "--assistant-tokens",
     "grammar": "--grammar-...",
 }
-_NAMES = re.compile("(?<![-\\w])(" + "|".join(GenerationOptions.__dataclass_fields__) + ")(?= =|,|:)")
+_ONLY_IN_PYTHON = {"cancel", "logits_processor"}
+_NAMES = re.compile(
+    "(?<![-\\w])(" + "|".join(GenerationOptions.__dataclass_fields__.keys() - _ONLY_IN_PYTHON) + ")(?= =|,|:)"
+)
 
 
 def generation_options(command: Command) -> Command:
@@ -112,7 +116,7 @@ def _read_schema(text: str) -> dict[str, Any]:
     accepted = "accepted: a JSON object, or a file with one"
     if not text.lstrip().startswith("{"):
         if not Path(text).is_file():
-            raise OptionError(f"--grammar-json-schema {text!r} is no file ({accepted})")
+            raise OptionError(f"--grammar-json-schema {shown(text)} is no file ({accepted})")
         text = read_text(text)
     try:
         schema = json.loads(text)

@@ -12,11 +12,12 @@ from typing import Any
 import click
 
 from ortgpt.cli_files import run_file
-from ortgpt.cli_io import completion_values, read_text, write_text
+from ortgpt.cli_io import check_text, completion_values, printable, read_text, write_text
 from ortgpt.cli_options import generation_options, read_options, turn_options, with_flags
 from ortgpt.completion import Completion, Piece
 from ortgpt.conversation import Conversation
 from ortgpt.errors import OptionError, OrtGptError
+from ortgpt.files import naming
 from ortgpt.generator import Generator, load
 from ortgpt.logprobs import TokenLogprob
 from ortgpt.options import GenerationOptions
@@ -81,6 +82,7 @@ def generate(
     ):
         if input_file is not None and given:
             raise OptionError(f"{name} cannot be had with --input: its prompts are continued, and written as JSON")
+    check_text("PROMPT", prompt or "")
     text = "" if prompt is None else read_text("-") if prompt == "-" else prompt
     with _loaded(bundle, device, threads, options) as generator:
         if input_file is not None:
@@ -113,6 +115,9 @@ def chat(bundle: Path, prompt: str, device: str, threads: int | None, **values: 
     """
     options = read_options(values)
     GenerationOptions.make(None, options)
+    check_text("PROMPT", prompt)
+    if sys.stdin is None:
+        raise click.ClickException("standard input is closed, from which chat reads its turns")
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # input() then has keys to edit a line, and a history
     with _loaded(bundle, device, threads, options) as generator:
@@ -155,9 +160,9 @@ class _Chat:
             else:
                 self._turn(line)
         except OSError as error:
-            click.echo(f"{error.filename}: {error.strerror}", err=True)
+            click.echo(printable(f"{error.filename}: {error.strerror}"), err=True)
         except OrtGptError as error:
-            click.echo(with_flags(str(error)), err=True)
+            click.echo(printable(with_flags(str(error)), kept="\n"), err=True)
 
     def _command(self, name: str, rest: str = "") -> None:
         conversation = self._conversation
@@ -172,7 +177,10 @@ class _Chat:
         elif name == "/text":
             write_text(conversation.text + "\n")
         elif name == "/save" and rest:
-            Path(rest).write_text(conversation.text, encoding="utf-8")
+            if "\0" in rest:
+                raise OptionError(f"/save {rest!r} (accepted: the name of a file)")
+            with naming(rest):
+                Path(rest).write_text(conversation.text, encoding="utf-8")
         else:
             click.echo(f"{name} is no command, or wants more\n{_CHAT_HELP}", err=True)
 

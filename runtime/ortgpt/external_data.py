@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ortgpt.errors import BundleError
-from ortgpt.reading import reading
+from ortgpt.files import reading
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # the ways in which protobuf writes a field
 # The messages of onnx.proto that tensors lie in: field number to what it holds.

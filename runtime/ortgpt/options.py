@@ -170,7 +170,8 @@ class GenerationOptions:
         check("early_stopping", early, isinstance(early, bool) or never, 'true, false or "never"')
         how = self.context_overflow
         check("context_overflow", how, isinstance(how, str) and how in _OVERFLOWS, ", ".join(_OVERFLOWS))
-        check("cancel", self.cancel, callable(getattr(self.cancel, "is_set", None)), "a threading.Event")
+        asked = getattr(None if isinstance(self.cancel, type) else self.cancel, "is_set", None)
+        check("cancel", self.cancel, callable(asked), "a threading.Event")
         model = self.assistant_model
         check("assistant_model", model, hasattr(model, "engine"), "a generator that ortgpt.load returned")
 

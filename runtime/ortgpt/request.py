@@ -98,9 +98,11 @@ class Request:
         except ContextLengthError as error:
             if self._cache is not None:
                 raise
-            slide = 'context_overflow "slide" lets the beginning go'
-            cut = slide if options.context_overflow == "truncate" else f'"truncate" shortens the prompt, {slide}'
-            raise ContextLengthError(f"{error}; {cut}") from None
+            helps = ['"slide", which lets the beginning go']
+            most_new = max(each.row.max_new_tokens for each in self.sequences)
+            if options.context_overflow != "truncate" and most_new < self._engine.config.n_positions:
+                helps.insert(0, '"truncate", which shortens the prompt')
+            raise ContextLengthError(f"{error}, or give context_overflow = {', or '.join(helps)}") from None
         for each in self.sequences:
             if each.options.echo and len(each.row.prompt_ids) > self._engine.config.n_positions:
                 raise ContextLengthError(

@@ -9,9 +9,9 @@ from pathlib import Path
 from ortgpt.bundle import describe_files, listed_file_faults, not_intact, read_manifest
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, OptionError
+from ortgpt.files import naming, reading
 from ortgpt.generation_defaults import read_generation_config
 from ortgpt.manifest import sealed_text
-from ortgpt.reading import reading
 from ortgpt.strict_json import read_json_object
 
 
@@ -39,7 +39,7 @@ def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
         raise BundleError(f"{defaults}: {error}") from None
     partial = folder / f".{File.MANIFEST}.{secrets.token_hex(4)}.partial"
     try:
-        with partial.open("x", encoding="utf-8") as file:  # never through a link that lies in wait
+        with naming(folder), partial.open("x", encoding="utf-8") as file:  # never through a link that lies in wait
             file.write(sealed_text(values, files))
         os.replace(partial, folder / File.MANIFEST)
     finally:

@@ -25,7 +25,7 @@ from ortgpt.external_data import external_files
 from ortgpt.integers import multiplies_exactly
 from ortgpt.manifest import CacheSpec, GraphSpec, describe_graph
 from ortgpt.messages import listed
-from ortgpt.wheels import import_onnxruntime
+from ortgpt.wheels import import_onnxruntime, install_hint
 
 _PROVIDERS = {Target.CPU: "CPUExecutionProvider", Target.CUDA: "CUDAExecutionProvider"}
 _DTYPES = {
@@ -237,11 +237,14 @@ def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[s
     # The CPU has a kernel for everything; made for it is better. A GPU takes only what was made for it.
     fitting = sorted(usable, key=lambda graph: graph.target != chosen.target)
     if fitting[0].target != chosen.target and not chosen.is_cpu:
-        raise BundleError(f"this bundle is made for {_list(targets)}, not for {chosen.target}; choose device auto")
+        raise BundleError(
+            f"this bundle is made for {_list(targets)}, not for {chosen.target}; choose device auto, or export it with "
+            f"--target {chosen.target}"
+        )
     if chosen.provider not in providers:
         raise DeviceError(
             f"device {device} needs {chosen.provider}, but ONNX Runtime here has only {_list(providers)}; "
-            f"install it with `pip install ortgpt[{chosen.target}]`, or choose another device"
+            f"{install_hint(chosen.target)}, or choose another device"
         )
     return chosen, fitting[0]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ortgpt.errors import BundleError
+from ortgpt.files import read_text
 from ortgpt.messages import listed, shown
-from ortgpt.reading import read_text
 
 MOST_LEVELS = 100  # far fewer than Python's own limit, which what reads the values may meet, too
 _SURROGATE = re.compile(r"\\u[dD]")

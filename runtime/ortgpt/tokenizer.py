@@ -19,8 +19,8 @@ import tiktoken
 
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, PromptError
+from ortgpt.files import read_text
 from ortgpt.messages import listed, shown
-from ortgpt.reading import read_text
 from ortgpt.strict_json import read_json_object
 
 MOST_IDS = 2**24  # more than any model has rows; a larger id is a mistake, and lists up to it would take for ever

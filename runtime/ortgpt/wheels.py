@@ -13,13 +13,15 @@ from ortgpt.errors import DeviceError
 _WHEELS = ("onnxruntime", "onnxruntime-gpu")
 
 
+def install_hint(target: str) -> str:
+    """Return the commands that bring the ONNX Runtime of one target, and no other beside it."""
+    return f"run `pip uninstall -y onnxruntime onnxruntime-gpu`, then `pip install 'ortgpt[{target}]'`"
+
+
 def import_onnxruntime(minimum: str) -> ModuleType:
     """Import onnxruntime. Raises DeviceError when it is missing, damaged, older than `minimum` or installed twice."""
     installed = installed_wheels()
-    anew = (
-        "run `pip uninstall -y onnxruntime onnxruntime-gpu`, then `pip install ortgpt[cpu]`, or "
-        "`pip install ortgpt[cuda]` for an NVIDIA GPU"
-    )
+    anew = f"{install_hint('cpu')}, or `pip install 'ortgpt[cuda]'` for an NVIDIA GPU"
     if len(installed) > 1:
         raise DeviceError(f"onnxruntime and onnxruntime-gpu are both installed and overwrite each other; {anew}")
     try:
@@ -28,8 +30,8 @@ def import_onnxruntime(minimum: str) -> ModuleType:
         if error.name != "onnxruntime":
             raise DeviceError(f"ONNX Runtime cannot be imported ({error}); {anew}") from error
         raise DeviceError(
-            "ONNX Runtime is not installed; install it with `pip install ortgpt[cpu]`, or `pip install ortgpt[cuda]` "
-            "for an NVIDIA GPU"
+            "ONNX Runtime is not installed; run `pip install 'ortgpt[cpu]'`, or `pip install 'ortgpt[cuda]'` for an "
+            "NVIDIA GPU"
         ) from None
     except Exception as error:  # its libraries are loaded, which fails in many ways
         raise DeviceError(f"ONNX Runtime cannot be imported ({error}); {anew}") from error
@@ -37,7 +39,7 @@ def import_onnxruntime(minimum: str) -> ModuleType:
         raise DeviceError(f"ONNX Runtime is not whole, as where one of its two packages was uninstalled; {anew}")
     if _version(onnxruntime.__version__) < _version(minimum):
         raise DeviceError(
-            f"this bundle needs onnxruntime {minimum} or newer, {onnxruntime.__version__} is installed; "
+            f"onnxruntime {minimum} or newer is needed, {onnxruntime.__version__} is installed; "
             f"run `pip install -U {installed[0] if installed else 'onnxruntime'}`"
         )
     module: ModuleType = onnxruntime

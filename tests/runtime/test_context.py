@@ -76,8 +76,9 @@ def test_truncating_keeps_the_beginning_asked_for_and_the_newest(small: ortgpt.G
 
 def test_what_does_not_fit_is_refused_with_the_numbers(small: ortgpt.Generator) -> None:
     ids = [1] * 100
-    with pytest.raises(ContextLengthError, match="100 tokens and 5 new ones exceed the context of 64"):
+    with pytest.raises(ContextLengthError, match="100 tokens and 5 new ones exceed the context of 64") as caught:
         small.generate(ids, max_new_tokens=5)
+    assert 'or give context_overflow = "truncate", which shortens the prompt, or "slide"' in str(caught.value)
     with pytest.raises(ContextLengthError, match="70 new ones exceed"):
         small.generate(ids, max_new_tokens=70, context_overflow="truncate")
     for options, part in (

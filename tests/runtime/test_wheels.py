@@ -19,20 +19,20 @@ def test_both_wheels_installed_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     spec = importlib.util.spec_from_file_location("onnxruntime", tmp_path / "onnxruntime" / "__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr("ortgpt.wheels.installed_wheels", installed_wheels.__wrapped__)
-    with pytest.raises(DeviceError, match=r"both installed.*pip uninstall.*pip install ortgpt\[cpu\]"):
+    with pytest.raises(DeviceError, match=r"both installed.*pip uninstall.*pip install 'ortgpt\[cpu\]'"):
         import_onnxruntime("1.23.0")
 
 
 def test_an_old_or_missing_onnxruntime_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxruntime, "__version__", "1.22.9")
     with pytest.raises(
-        DeviceError, match=r"needs onnxruntime 1\.23\.0 or newer, 1\.22\.9 is installed.*pip install -U"
+        DeviceError, match=r"onnxruntime 1\.23\.0 or newer is needed, 1\.22\.9 is installed.*pip install -U"
     ):
         import_onnxruntime("1.23.0")
     monkeypatch.setattr(onnxruntime, "__version__", "1.100.0")
     assert import_onnxruntime("1.23.0") is onnxruntime
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(DeviceError, match=r"is not installed.*pip install ortgpt\[cpu\]"):
+    with pytest.raises(DeviceError, match=r"is not installed.*pip install 'ortgpt\[cpu\]'"):
         import_onnxruntime("1.23.0")
 
 

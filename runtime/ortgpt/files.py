@@ -1,8 +1,9 @@
-"""Read files that came from elsewhere: bounded in size, and what cannot be read is a BundleError that names it."""
+"""Read files that came from elsewhere, bounded in size, and name the file where the operating system fails."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,17 @@ def reading(path: Path) -> Iterator[None]:
         raise BundleError(f"{path} is missing") from None
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let an OSError name `path` where it names no file, as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
