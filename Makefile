@@ -10,6 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 OLDEST := $(VENV)-oldest
+NEWEST := $(VENV)-newest
 CUDA := $(VENV)-cuda
 OTHERS := $(VENV)-others
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13
@@ -36,8 +37,8 @@ FORM := DTYPE FLAVOUR TARGET TOKENIZER ADAPTER REVISION ACTIVATION EXTERNAL_DATA
 $(foreach name,CHECKPOINT OUT PROMPT TEXT CALIBRATION $(FORM),$(if $(filter file,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
 export CHECKPOINT OUT PROMPT TEXT CALIBRATION GIVEN $(FORM)
 
-.PHONY: help setup setup-dev demo export generate bench bench-peers bench-export bench-quality lint type test fuzz soak test-faults test-oldest test-pythons \
-	test-large test-dialects test-portable test-avx2 test-cuda clean
+.PHONY: help setup setup-dev demo export generate bench bench-peers bench-export bench-quality lint type test fuzz soak test-faults test-oldest test-newest \
+	test-pythons audit test-large test-dialects test-portable test-avx2 test-cuda clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -152,26 +153,49 @@ soak: $(VENV)/.setup-dev  ## 2,000 calls in one process, then 16 threads: memory
 test-faults: $(VENV)/.setup-dev  ## Kill export, quantize and train, and fill the disk, at random moments: nothing may be lost (minutes)
 	@unshare --user --map-root-user --mount $(BIN)/python tests/faults.py
 
-test-oldest: $(VENV)/.setup-dev $(OLDEST)/.setup  ## Run the runtime on its oldest dependencies; it must give the same tokens
-	@$(MAKE) export CHECKPOINT=austen DTYPE=float32 OUT=build/austen-float32
-	@diff <($(BIN)/python tests/greedy.py build/austen-float32) <($(OLDEST)/bin/python tests/greedy.py build/austen-float32)
-	@echo "the oldest dependencies give the same tokens"
+# The exporter's own packages want a newer click than the runtime does, which nothing here notices.
+test-oldest: $(OLDEST)/.setup  ## Run the runtime's tests with the oldest dependencies that it allows
+	@$(OLDEST)/bin/pytest tests/runtime
+
+test-newest: $(NEWEST)/.setup  ## Run the runtime's tests with the newest dependencies that there are, torch apart
+	@$(NEWEST)/bin/pytest tests/runtime
 
 # The exporter wants 3.11; its bundle is what the runtime opens under each.
 test-pythons: $(VENV)/.setup-dev  ## Run the runtime under each of PYTHONS="python3.10 ..."; it must give the same tokens
 	@$(MAKE) export CHECKPOINT=austen DTYPE=float32 OUT=build/austen-float32
+	@$(BIN)/python tests/greedy.py build/austen-float32 > build/greedy.json
 	@for python in $(PYTHONS); do \
 		command -v $$python > /dev/null || { echo "$$python is not on the PATH" >&2; exit 1; }; \
 		rm -rf $(VENV)-python && $$python -m venv $(VENV)-python && \
 		$(VENV)-python/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[cpu,grammar]' && \
-		diff <($(BIN)/python tests/greedy.py build/austen-float32) <($(VENV)-python/bin/python tests/greedy.py build/austen-float32) && \
+		$(VENV)-python/bin/python tests/greedy.py build/austen-float32 > build/greedy-python.json && \
+		cmp build/greedy.json build/greedy-python.json && \
 		$(VENV)-python/bin/ortgpt doctor > /dev/null && echo "$$python gives the same tokens" || exit 1; done
 	@rm -rf $(VENV)-python
 
-$(OLDEST)/.setup: pyproject.toml constraints-oldest.txt
+$(OLDEST)/.setup: pyproject.toml constraints.txt constraints-oldest.txt
 	@echo "Installing into $(OLDEST) ..." >&2
 	@$(PYTHON) -m venv $(OLDEST)
-	@$(OLDEST)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints-oldest.txt -e '.[cpu,grammar]'
+	@$(OLDEST)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[cpu,export,dev]'
+	@$(OLDEST)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r constraints-oldest.txt
+	@touch $@
+
+$(NEWEST)/.setup: pyproject.toml constraints.txt
+	@echo "Installing into $(NEWEST) ..." >&2
+	@$(PYTHON) -m venv $(NEWEST)
+	@$(NEWEST)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[cpu,export,dev]'
+	@$(NEWEST)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade -e '.[cpu,grammar]' numpy tiktoken click onnxruntime llguidance
+	@touch $@
+
+audit: $(OTHERS)/audit/.setup  ## Ask PyPI for known vulnerabilities of what the runtime installs; needs the network
+	@$(OTHERS)/audit/bin/python -m pip freeze --exclude-editable --path $(OTHERS)/audit/runtime | grep -v '^ortgpt' > $(OTHERS)/audit/runtime.txt
+	@$(OTHERS)/audit/bin/pip-audit --strict --disable-pip --no-deps -r $(OTHERS)/audit/runtime.txt
+
+$(OTHERS)/audit/.setup: pyproject.toml constraints.txt
+	@echo "Installing pip-audit, and what it looks at, into $(OTHERS) ..." >&2
+	@$(PYTHON) -m venv $(OTHERS)/audit
+	@$(OTHERS)/audit/bin/python -m pip --disable-pip-version-check --quiet install pip-audit
+	@$(OTHERS)/audit/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt --target $(OTHERS)/audit/runtime --upgrade '.[cpu,grammar]'
 	@touch $@
 
 test-large: $(VENV)/.setup-dev  ## Export and verify gpt2-xl within 20 GB of memory (minutes)

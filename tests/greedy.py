@@ -1,4 +1,4 @@
-"""Print what the runtime alone makes of a bundle, as JSON: `make test-oldest` compares two environments by it."""
+"""Print what the runtime alone makes of a bundle, as JSON: `make test-pythons` compares environments by it."""
 
 from __future__ import annotations
 

@@ -98,14 +98,16 @@ def write_standin(folder: Path) -> Path:
     return folder
 
 
-def reseal(bundle: Path, change: Callable[[dict[str, Any]], None] = lambda manifest: None) -> None:
+def reseal(
+    bundle: Path, change: Callable[[dict[str, Any]], None] = lambda manifest: None, *, read: bool = True
+) -> None:
     """Change a manifest, and let it vouch for all that is there, as whoever made the files could; without the package.
 
-    What is listed and is not there keeps its size and hash.
+    What is listed and is not there keeps its size and hash; without `read`, everything does.
     """
     manifest = json.loads((bundle / "ortgpt.json").read_text())
     for name in manifest["files"]:
-        if os.path.isfile(bundle / name):
+        if read and os.path.isfile(bundle / name):
             data = (bundle / name).read_bytes()
             manifest["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     change(manifest)

@@ -146,6 +146,8 @@ def test_a_wheel_holds_the_bundled_model_and_the_types(tmp_path: Path) -> None:
         names = set(archive.namelist())
     for name in ("config.json", "model.safetensors", "vocab.json", "merges.txt", "README.md", "training.json"):
         assert f"ortgpt_models/checkpoints/austen/{name}" in names
+    for path in (root / "runtime/ortgpt/selftest").iterdir():
+        assert f"ortgpt/selftest/{path.name}" in names
     for package in ("ortgpt", "ortgpt_exporter", "ortgpt_models"):
         assert f"{package}/py.typed" in names
     assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {

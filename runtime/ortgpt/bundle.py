@@ -220,7 +220,7 @@ def listed_file_faults(folder: Path, manifest: Manifest) -> list[str]:
 
 def _is_outside(folder: Path, name: str) -> bool:
     path = folder / name
-    return path.is_symlink() and os.path.dirname(os.path.realpath(path)) != os.path.realpath(folder)
+    return os.path.islink(path) and os.path.dirname(os.path.realpath(path)) != os.path.realpath(folder)
 
 
 def is_utf8(path: str) -> bool:

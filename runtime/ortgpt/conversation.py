@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ortgpt.completion import Completion, Piece
 from ortgpt.errors import ContextLengthError, ConversationError, OptionError
@@ -89,6 +89,10 @@ class Conversation:
         if not self.token_ids:
             self._begun_empty = 0
         return given
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied: what it computed lies in ONNX Runtime's memory. Raises TypeError."""
+        raise TypeError("a conversation cannot be pickled; keep its token_ids, and begin one with them, or branch() it")
 
     def branch(self) -> Conversation:
         """Return a copy, which goes on from here by itself."""

@@ -12,7 +12,7 @@ from ortgpt.cache import Cache, FixedCache, new_cache
 from ortgpt.call import Call, Logits, new_call
 from ortgpt.contract import CacheKind
 from ortgpt.decoding import Decoding
-from ortgpt.errors import ContextLengthError
+from ortgpt.errors import ContextLengthError, EngineError
 from ortgpt.guessing import guess_ahead
 from ortgpt.prefill import LEAST_TOKENS, Prefill
 from ortgpt.prefixes import PrefixCache
@@ -52,15 +52,22 @@ class Engine:
         return self.session.cache.kind == CacheKind.FIXED and self.session.device.is_cpu
 
     def new_cache(self, batch_size: int, tokens: int, *, room: int | None = None) -> Cache:
-        """Make an empty cache for `batch_size` rows of at most `tokens` tokens, with room for `room` rows, if more."""
-        return new_cache(
-            self.session,
-            n_layer=self.config.n_layer,
-            n_head=self.config.n_head,
-            batch_size=batch_size,
-            tokens=tokens,
-            room=room,
-        )
+        """Make an empty cache for `batch_size` rows of at most `tokens` tokens, with room for `room` rows, if more.
+
+        Raises EngineError where there is not the memory for it.
+        """
+        try:
+            return new_cache(
+                self.session,
+                n_layer=self.config.n_layer,
+                n_head=self.config.n_head,
+                batch_size=batch_size,
+                tokens=tokens,
+                room=room,
+            )
+        except MemoryError as error:
+            size = max(batch_size, room or 0) * tokens * self.token_bytes
+            raise EngineError(f"no memory for a cache of {size / 2**30:,.1f} GiB; ask for fewer tokens") from error
 
     def new_call(self, cache: Cache, *, sequence_length: int = 1, logit_count: int = 1) -> Call:
         """Make a call of this shape over `cache`; by default a decode step."""

@@ -42,6 +42,7 @@ def import_onnxruntime(minimum: str) -> ModuleType:
             f"onnxruntime {minimum} or newer is needed, {onnxruntime.__version__} is installed; "
             f"run `pip install -U {installed[0] if installed else 'onnxruntime'}`"
         )
+    onnxruntime.disable_telemetry_events()  # on Windows; elsewhere this comes too late (see __init__)
     module: ModuleType = onnxruntime
     return module
 

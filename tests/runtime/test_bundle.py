@@ -179,6 +179,37 @@ def test_a_message_stays_short(bundle: Path) -> None:
     assert str(caught.value).isprintable()
 
 
+def test_by_size_a_flipped_bit_is_not_looked_for(bundle: Path) -> None:
+    flip_a_bit(bundle / "model.onnx.data", 1000)
+    with pytest.raises(BundleError, match="sha256"):
+        ortgpt.load(bundle)
+    with ortgpt.load(bundle, verify="size") as generator:
+        assert generator.generate("a", max_new_tokens=2).token_ids
+    with pytest.raises(ortgpt.OptionError, match="verify = 'none'"):
+        ortgpt.load(bundle, verify="none")
+
+
+@pytest.mark.parametrize("name", ["ortgpt.json", "config.json", "generation_config.json", "vocab.json", "merges.txt"])
+def test_a_huge_file_is_not_read(bundle: Path, name: str) -> None:
+    """Of two sparse gigabytes, which would take as many of memory."""
+    with (bundle / name).open("r+b") as file:
+        file.truncate(2 * 2**30)
+    if name != "ortgpt.json":
+        values = {"size": 2 * 2**30, "sha256": "0" * 64}
+        reseal(bundle, lambda m: m["files"].update({name: values}), read=False)
+    with pytest.raises(BundleError, match=f"{name} has 2,147,483,648 bytes; at most 33,554,432 are read"):
+        ortgpt.load(bundle, verify="size")
+
+
+@pytest.mark.parametrize(("levels", "good"), [(99, True), (100, False), (101, False)])
+def test_json_has_a_hundred_levels_at_most(bundle: Path, levels: int, good: bool) -> None:
+    text = '{"transformers_version": ' + "[" * levels + "]" * levels + "}"
+    (bundle / "generation_config.json").write_text(text)
+    reseal(bundle)
+    with contextlib.nullcontext() if good else pytest.raises(BundleError, match="more than 100 lists and objects"):
+        open_bundle(bundle)
+
+
 def test_every_fault_is_reported_at_once(bundle: Path) -> None:
     (bundle / "vocab.json").unlink()
     (bundle / "merges.txt").write_text("x")
@@ -250,6 +281,7 @@ def test_what_a_newer_minor_version_adds_is_ignored(bundle: Path) -> None:
         ("[]", "JSON list"),
         ("{", "not readable JSON"),
         ('{"a": NaN}', "NaN is not a JSON number"),
+        ('{"a": [-Infinity]}', "-Infinity is not a JSON number"),
         ('{"a": 1, "a": 2}', "duplicate keys"),
         ('{"a": ' + "[" * 50_000, "not readable JSON"),
         ("\ud800", "not UTF-8 text"),
@@ -318,6 +350,14 @@ def test_a_failure_of_onnxruntime_is_an_error_of_ours(bundle: Path) -> None:
     reseal(bundle)
     with ortgpt.load(bundle) as generator, pytest.raises(EngineError, match="ONNX Runtime failed"):
         generator.generate([1] * 100, max_new_tokens=1)
+
+
+def test_a_cache_beyond_all_memory_is_an_error_of_ours(bundle: Path) -> None:
+    config = json.loads((bundle / "config.json").read_text())
+    (bundle / "config.json").write_text(json.dumps(config | {"n_positions": 2**31 - 1}))
+    reseal(bundle)
+    with ortgpt.load(bundle) as generator, pytest.raises(EngineError, match=r"no memory for a cache of .* GiB"):
+        generator.generate("a", max_new_tokens=2**31 - 10)
 
 
 def test_generation_defaults_that_are_not_accepted_are_the_bundles_fault(bundle: Path) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import pytest
 
 import ortgpt
 from ortgpt import ClosedError, ContextLengthError, OptionError, PromptError, UnknownOptionError
+from ortgpt.engine import Engine
 from support import greedy_ids
 
 PROMPTS = ["It is a truth", "", "a single man", "universally acknowledged, that", "Café — 日本"]
@@ -207,3 +211,36 @@ def test_odd_characters_pass_through(small: ortgpt.Generator, prompt: str) -> No
     whole = prompt.encode("utf-8", errors="replace").decode() if "\ud800" <= max(prompt) <= "\udfff" else prompt
     assert small.tokenizer.decode(ids).replace("\ufffd", "?") == whole
     assert small.generate(prompt, max_new_tokens=2, eos_token_id=[]).prompt_tokens == len(ids)
+
+
+def test_an_exception_in_a_callers_function_frees_everything(
+    small: ortgpt.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches: list[weakref.ref[Any]] = []
+    real = Engine.new_cache
+
+    def noted(self: Engine, *args: Any, **keywords: Any) -> Any:
+        cache = real(self, *args, **keywords)
+        caches.append(weakref.ref(cache))
+        return cache
+
+    def fail(ids: Any, logits: Any) -> Any:
+        return logits if len(ids) < 8 else 1 // 0
+
+    monkeypatch.setattr(Engine, "new_cache", noted)
+    want = small.generate("It is", max_new_tokens=4).token_ids
+    options: dict[str, Any] = {"logits_processor": fail, "max_new_tokens": 20}
+    for call in (
+        lambda: small.generate("It is", **options),
+        lambda: small.generate_batch(["It is", "a"], **options),
+        lambda: list(small.stream("It is", **options)),
+        lambda: small.conversation("It").generate(" is", **options),
+        lambda: asyncio.run(small.agenerate("It is", **options)),
+    ):
+        before = len(caches)
+        with pytest.raises(ZeroDivisionError):
+            call()
+        gc.collect()
+        assert len(caches) > before
+        assert all(cache() is None for cache in caches)
+    assert small.generate("It is", max_new_tokens=4).token_ids == want

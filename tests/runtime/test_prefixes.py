@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -229,3 +231,9 @@ def test_a_turn_that_fails_leaves_the_text_as_it_was(small: ortgpt.Generator) ->
     done = talk.generate(" a", max_new_tokens=5, eos_token_id=[])
     ids = [*before, *small.tokenizer.encode(" a")]
     assert done.token_ids == small.generate(ids, max_new_tokens=5, eos_token_id=[]).token_ids
+
+
+def test_a_conversation_says_that_it_cannot_be_pickled(small: ortgpt.Generator) -> None:
+    for make in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"keep its token_ids, and begin one with them, or branch\(\) it"):
+            make(small.conversation("a"))  # type: ignore[operator]
