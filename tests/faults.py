@@ -92,8 +92,8 @@ def check_training(work: Path, rounds: int, chance: random.Random) -> list[str]:
 
     def train(out: Path) -> list[str]:
         return ["train", str(text), "-o", str(out), "--n-layer", "1", "--n-head", "2", "--n-embd", "32",
-                "--n-positions", "32", "--vocab-size", "300", "--steps", "300", "--batch-size", "4",
-                "--save-every", "10"]  # fmt: skip
+                "--n-positions", "32", "--vocab-size", "300", "--steps", "1500", "--batch-size", "4",
+                "--save-every", "25"]  # fmt: skip
 
     length_s = timed(lambda: must_run(train(work / "trained")))
     want = weights_of(work / "trained")
