@@ -95,7 +95,7 @@ def _opened(target: Path | None) -> Iterator[BinaryIO]:
 
 def _lock(out: BinaryIO, target: Path) -> None:
     """Keep a file for this run alone, as long as it is open. Raises OptionError where another has it."""
-    with contextlib.suppress(ImportError):  # not on Windows, where another writer fails by itself
+    with contextlib.suppress(ImportError, OSError):  # not on Windows, nor where the file system has no locks
         import fcntl
 
         try:

@@ -46,10 +46,12 @@ class Tensor:
 
     @staticmethod
     def past(layer: int | str, kind: str) -> str:
+        """Return the name of a layer's cache as it goes in; `kind` is "key" or "value"."""
         return f"past_key_values.{layer}.{kind}"
 
     @staticmethod
     def present(layer: int | str, kind: str) -> str:
+        """Return the name of a layer's cache as it comes out."""
         return f"present.{layer}.{kind}"
 
 
@@ -57,10 +59,12 @@ KEY_VALUE = ("key", "value")
 
 
 def past_names(n_layer: int) -> list[str]:
+    """Return the names of all caches as they go in, layer by layer, keys before values."""
     return [Tensor.past(layer, kind) for layer in range(n_layer) for kind in KEY_VALUE]
 
 
 def present_names(n_layer: int) -> list[str]:
+    """Return the names of all caches as they come out, in the order of past_names()."""
     return [Tensor.present(layer, kind) for layer in range(n_layer) for kind in KEY_VALUE]
 
 

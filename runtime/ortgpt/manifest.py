@@ -62,7 +62,9 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    size: int  # bytes
+    """What the manifest says of a file: `size` in bytes, and its sha256 in hexadecimal."""
+
+    size: int
     sha256: str
 
 
@@ -83,7 +85,7 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        # A NaN anywhere makes the difference NaN, which is not below any bound.
+        """Whether the difference is within the tolerance, and no certain winner another. A NaN is within none."""
         return self.max_abs_diff <= self.tolerance and self.argmax_differing == 0
 
 
@@ -116,6 +118,7 @@ class Evidence:
 
     @property
     def perplexity_ratio(self) -> float:
+        """How many times the float32 bundle's perplexity."""
         return self.perplexity / self.baseline_perplexity
 
 

@@ -49,6 +49,7 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
+        """Whether it is the CPU."""
         return self.target == Target.CPU
 
     @property
