@@ -34,6 +34,8 @@ def import_onnxruntime(minimum: str) -> ModuleType:
             "NVIDIA GPU"
         ) from None
     except Exception as error:  # its libraries are loaded, which fails in many ways
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C, as a library's code passes it on
+            raise KeyboardInterrupt from error
         raise DeviceError(f"ONNX Runtime cannot be imported ({error}); {anew}") from error
     if not hasattr(onnxruntime, "InferenceSession"):  # what is left of a package becomes a namespace
         raise DeviceError(f"ONNX Runtime is not whole, as where one of its two packages was uninstalled; {anew}")

@@ -58,3 +58,11 @@ def test_a_damaged_onnxruntime_is_an_error(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *(path for path in sys.path if "site-packages" not in path)])
     with pytest.raises(DeviceError, match=f"{reason}.*pip uninstall -y onnxruntime onnxruntime-gpu"):
         import_onnxruntime("1.23.0")
+
+
+def test_ctrl_c_while_it_is_imported_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('initialization failed') from KeyboardInterrupt()")
+    monkeypatch.delitem(sys.modules, "onnxruntime")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        import_onnxruntime("1.23.0")
