@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -71,9 +72,10 @@ def _make_locked(out: Path, lock: contextlib.ExitStack) -> Path:
 
 
 def _remove_left_over(out: Path) -> None:
+    names = re.compile(rf"\.{re.escape(out.name)}\.[0-9a-f]{{8}}\.partial")  # no more than _make_locked() makes
     for path in out.parent.iterdir():
-        if path.name.startswith(f".{out.name}.") and path.name.endswith(".partial"):
-            with contextlib.suppress(FileNotFoundError), _locked(path) as is_left_over:
+        if names.fullmatch(path.name):
+            with contextlib.suppress(OSError), _locked(path) as is_left_over:  # another user's stays
                 if is_left_over:
                     shutil.rmtree(path)
 

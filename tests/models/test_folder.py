@@ -143,7 +143,10 @@ def test_what_a_killed_writer_left_goes_and_what_a_live_one_writes_stays(tmp_pat
     assert subprocess.run([sys.executable, "-c", killed, str(out)], check=False).returncode == -signal.SIGKILL
     (left,) = names(tmp_path)
     assert left.startswith(".out.")
-    (tmp_path / ".out2.1234.partial").mkdir()  # another writer's
+    others = [".out.mine.partial", ".out.0123abcd.partial", ".out2.0123abcd.partial"]
+    for name in others[::2]:
+        (tmp_path / name).mkdir()  # somebody's, and another writer's
+    (tmp_path / others[1]).touch()  # no folder at all
     with write_folder(out) as folder:
         (folder / "file").write_text("first")
         with write_folder(out) as second:
@@ -151,4 +154,4 @@ def test_what_a_killed_writer_left_goes_and_what_a_live_one_writes_stays(tmp_pat
         (out / "file").rename(tmp_path / "taken")
         out.rmdir()
     assert (out / "file").read_text() == "first"
-    assert names(tmp_path) == [".out2.1234.partial", "out", "taken"]
+    assert names(tmp_path) == sorted([*others, "out", "taken"])
