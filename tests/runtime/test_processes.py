@@ -33,7 +33,7 @@ generate = operator.methodcaller("generate", "It is a truth", max_new_tokens=8)
 
 
 def forked(function: Callable[[], object]) -> str:
-    """Return what a forked child says that calls `function`, and that it ended by itself."""
+    """Return what a forked child says that calls `function`."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:  # pragma: no cover
