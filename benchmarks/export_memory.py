@@ -26,7 +26,7 @@ EXPORT = """
 import resource, sys, time; from ortgpt_exporter import export_bundle
 started = time.perf_counter()
 bundle = export_bundle(sys.argv[1], sys.argv[2], dtype=sys.argv[3])
-print(time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, bundle.info().size_bytes)
+print(time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, sum(entry.size for entry in bundle.manifest.files.values()))
 """
 
 

@@ -19,8 +19,8 @@ import numpy as np
 
 import ortgpt
 from ortgpt_exporter import Quantization, export_bundle, quantize_bundle
-from ortgpt_exporter.checkpoint import find_folder
-from ortgpt_exporter.evidence import split_rows
+from ortgpt_exporter.checkpoint.load import find_folder
+from ortgpt_exporter.evaluation.sample import split_rows
 
 PEERS = Path(__file__).parent / "peers"
 Rows = list[list[int]]

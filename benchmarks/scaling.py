@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 import ortgpt
-from ortgpt.cache import FixedCache
+from ortgpt.engine.kv_cache import FixedCache
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 256, 512, 1000)
@@ -40,7 +40,7 @@ with ortgpt.load(args.bundle, device="cpu", threads=args.threads) as generator:
                 for buffer in cache.buffers:
                     buffer[:] = 0.01
                 cache.lengths[:] = context
-                call = engine.new_call(cache)
+                call = engine.new_forward(cache)
                 call.run(cache.lengths + 1)
                 started = time.perf_counter()
                 for _ in range(STEPS - 1):

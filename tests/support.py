@@ -14,6 +14,8 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from ortgpt.text.bpe_files import parse_merges, read_merges_text
+
 TEXT = (
     "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a "
     "wife. However little known the feelings or views of such a man may be on his first entering a neighbourhood, this "
@@ -51,6 +53,11 @@ def write_real_tokenizer(folder: Path, added: tuple[str, ...] = ()) -> None:
         vocab = json.loads((folder / "vocab.json").read_text())
         vocab |= {token: len(vocab) + index for index, token in enumerate(added)}
         (folder / "vocab.json").write_text(json.dumps(vocab))
+
+
+def read_pairs(path: Path) -> list[tuple[str, str]]:
+    """Return the pairs of a merges.txt, in order of rank."""
+    return parse_merges(read_merges_text(path), source=str(path))
 
 
 def random_model(seed: int = 0, **config: Any) -> Any:

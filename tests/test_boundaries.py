@@ -1,8 +1,9 @@
-"""The three invariants of the design: who imports whom, and where the contract's strings stand."""
+"""The invariants of the design: who imports whom, where the contract's strings are, and what a wheel holds."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 import zipfile
@@ -16,57 +17,168 @@ import ortgpt_exporter
 import ortgpt_models
 from ortgpt import contract
 
+ROOT = Path(__file__).parents[1]
 RUNTIME = Path(ortgpt.__file__).parent
 MODELS = Path(ortgpt_models.__file__).parent
 EXPORTER = Path(ortgpt_exporter.__file__).parent
-HEAVY = ("torch", "onnx", "onnx_ir", "onnxscript", "transformers", "optimum", "safetensors", "tokenizers")
+HEAVY = ("torch", "onnx", "onnx_ir", "onnxscript", "transformers", "optimum", "safetensors", "tokenizers", "peft")
+
+# What each room may import of this project, rooms of its own package by their names. A room is a folder, or a module at
+# the top of a package. Everything may import contract, errors and results.
+_BASE = ("contract", "errors", "results")
+_EXPORTED = tuple(f"ortgpt.{room}" for room in (
+    "contract", "errors", "bundle", "options", "text", "ort", "sampling", "engine", "decode", "model", "generator",
+))  # fmt: skip
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "ortgpt.contract": (),
+    "ortgpt.errors": (),
+    "ortgpt.results": (),
+    "ortgpt.bundle": _BASE,
+    "ortgpt.options": _BASE,
+    "ortgpt.text": (*_BASE, "bundle"),
+    "ortgpt.ort": (*_BASE, "bundle"),
+    "ortgpt.sampling": (*_BASE, "options", "text"),
+    "ortgpt.engine": (*_BASE, "bundle", "ort"),
+    "ortgpt.decode": (*_BASE, "options", "sampling", "engine"),
+    "ortgpt.model": (*_BASE, "bundle", "options", "text", "ort", "sampling", "engine"),
+    "ortgpt.sequence": (*_BASE, "options", "text", "decode"),
+    "ortgpt.request": (*_BASE, "options", "sampling", "engine", "decode", "model", "sequence"),
+    "ortgpt.conversation": (*_BASE, "options", "text", "model", "sequence", "request"),
+    "ortgpt.aio": (),
+    "ortgpt.generator": (
+        *_BASE, "bundle", "options", "text", "engine", "decode", "model", "request", "conversation", "aio",
+    ),
+    "ortgpt": ("engine", "errors", "results", "options", "conversation", "generator"),
+    "ortgpt.tools": (*_BASE, "bundle", "options", "ort", "engine", "generator", "ortgpt"),
+    "ortgpt.cli": (
+        *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "tools", "ortgpt",
+    ),
+    "ortgpt.__main__": ("cli",),
+    "ortgpt_models": (),
+    "ortgpt_exporter.errors": ("ortgpt.errors",),
+    "ortgpt_exporter.progress": ("ortgpt_models",),
+    "ortgpt_exporter.target_folder": (*_EXPORTED, "errors", "ortgpt_models"),
+    "ortgpt_exporter.texts": (*_EXPORTED, "errors", "evaluation"),
+    "ortgpt_exporter.portable_files": (*_EXPORTED, "checkpoint", "ortgpt_models"),
+    "ortgpt_exporter.checkpoint": (*_EXPORTED, "errors", "progress", "ortgpt_models"),
+    "ortgpt_exporter.graph": (*_EXPORTED, "errors", "ortgpt_models"),
+    "ortgpt_exporter.evaluation": (*_EXPORTED, "errors", "ortgpt_models"),
+    "ortgpt_exporter.quantization": (*_EXPORTED, "errors", "texts", "graph"),
+    "ortgpt_exporter.quantize": (
+        *_EXPORTED, "errors", "progress", "target_folder", "texts", "graph", "evaluation", "quantization",
+        "ortgpt_models", "ortgpt",
+    ),
+    "ortgpt_exporter.sweep": (*_EXPORTED, "errors", "progress", "texts", "evaluation", "quantization", "quantize", "ortgpt"),
+    "ortgpt_exporter.export": (
+        *_EXPORTED, "errors", "progress", "target_folder", "portable_files", "checkpoint", "graph", "evaluation",
+        "quantization", "quantize", "ortgpt_models",
+    ),
+    "ortgpt_exporter": ("errors", "export", "quantize", "quantization"),
+    "ortgpt_exporter.cli": (
+        *_EXPORTED, "ortgpt.cli", "errors", "progress", "export", "quantize", "quantization", "sweep", "ortgpt_models",
+    ),
+}  # fmt: skip
 
 
-def imported_packages(folder: Path) -> dict[str, set[str]]:
-    """Return the top-level packages that each module imports anywhere, in functions too."""
-    found: dict[str, set[str]] = {}
+def modules(folder: Path) -> dict[str, Path]:
+    """Return every module of a package by its dotted name."""
+    named = {}
     for path in folder.rglob("*.py"):
-        names = found[path.name] = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path} imports relatively"
-                names.add((node.module or "").partition(".")[0])
+        parts = path.relative_to(folder.parent).with_suffix("").parts
+        named[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return named
+
+
+def imports(path: Path) -> set[str]:
+    """Return what a module imports anywhere, in functions and behind TYPE_CHECKING too, with the names it takes."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
+ALL = {name: path for folder in (RUNTIME, EXPORTER, MODELS) for name, path in modules(folder).items()}
+
+
+def module_of(imported: str) -> str | None:
+    """Return the module of this project that an imported name is, or lies in."""
+    while imported and imported not in ALL:
+        imported = imported.rpartition(".")[0]
+    return imported or None
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module: models are one room, other packages have one for each folder and top module."""
+    package, *rest = module.split(".")
+    return package if package == "ortgpt_models" or not rest else f"{package}.{rest[0]}"
+
+
+def arrows() -> Iterator[tuple[str, str]]:
+    """Yield which module imports which, all of this project."""
+    for name, path in ALL.items():
+        for imported in imports(path):
+            target = module_of(imported)
+            if target is not None and target != name:
+                yield name, target
+
+
+def test_each_room_imports_what_the_table_allows() -> None:
+    unlisted = {room_of(module) for module in ALL} - ALLOWED.keys()
+    assert not unlisted
+    assert not ALLOWED.keys() - {room_of(module) for module in ALL}
+    wrong = []
+    for module, target in arrows():
+        room, other = room_of(module), room_of(target)
+        own = room.partition(".")[0]
+        allowed = {name if name.startswith("ortgpt") else f"{own}.{name}" for name in ALLOWED[room]}
+        if other != room and other not in allowed:
+            wrong.append(f"{module} imports {target}")
+    assert not wrong
+
+
+def test_no_module_imports_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for module, target in arrows():
+        graph.setdefault(module, set()).add(target)
+    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+
+
+def test_type_checking_hides_no_import_but_those_of_lazy_packages() -> None:
+    lazy = {"ortgpt_exporter", "ortgpt_exporter.cli", "ortgpt_models"}
+    hiding = {name for name, path in ALL.items() if "TYPE_CHECKING" in path.read_text(encoding="utf-8")}
+    assert hiding <= lazy
+
+
+def packages(folder: Path) -> dict[str, set[str]]:
+    return {name: {each.partition(".")[0] for each in imports(path)} for name, path in modules(folder).items()}
+
+
+def test_the_runtime_names_no_heavy_package() -> None:
+    for name, imported in packages(RUNTIME).items():
+        assert not imported & {"ortgpt_models", "ortgpt_exporter", *HEAVY}, name
+
+
+def test_the_models_name_no_onnx() -> None:
+    for name, imported in packages(MODELS).items():
+        assert not imported & {"ortgpt", "ortgpt_exporter", "onnx", "onnxruntime", "onnxscript", "onnx_ir"}, name
+
+
 def strings(path: Path) -> Iterator[str]:
-    """Yield the string constants of a module that are not docstrings."""
+    """Yield the string constants of a module that are not docstrings, of fields neither."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    docstrings = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
-    }
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield node.value
 
 
-def test_the_runtime_names_no_other_part_and_no_heavy_package() -> None:
-    modules = imported_packages(RUNTIME)
-    assert len(modules) >= 15
-    for name, packages in modules.items():
-        assert not packages & {"ortgpt_models", "ortgpt_exporter", *HEAVY}, name
-
-
-def test_the_models_name_no_other_part_and_no_onnx() -> None:
-    modules = imported_packages(MODELS)
-    assert len(modules) >= 6
-    for name, packages in modules.items():
-        assert not packages & {"ortgpt", "ortgpt_exporter", "onnx", "onnxruntime", "onnxscript", "onnx_ir"}, name
-
-
-def blocked(code: str, *packages: str) -> subprocess.CompletedProcess[str]:
-    """Run `code` in an interpreter in which `packages` cannot be imported."""
-    block = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in packages)
+def blocked(code: str, *names: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` in an interpreter in which the packages `names` cannot be imported."""
+    block = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in names)
     return subprocess.run([sys.executable, "-c", block + code], capture_output=True, text=True, check=False)
 
 
@@ -81,9 +193,9 @@ def test_the_runtime_generates_where_nothing_else_can_be_imported(small_bundle: 
 
 
 def test_importing_the_runtime_loads_no_heavy_package_and_not_even_onnxruntime() -> None:
-    code = "import ortgpt, ortgpt.cli, sys; print([name for name in sys.argv[1:] if name in sys.modules])"
-    packages = (*HEAVY, "onnxruntime", "ortgpt_models", "ortgpt_exporter")
-    done = subprocess.run([sys.executable, "-c", code, *packages], capture_output=True, text=True, check=True)
+    code = "import ortgpt, ortgpt.cli.main, sys; print([name for name in sys.argv[1:] if name in sys.modules])"
+    names = (*HEAVY, "onnxruntime", "ortgpt_models", "ortgpt_exporter")
+    done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
@@ -102,52 +214,42 @@ def values(*groups: type) -> set[str]:
 
 
 TENSORS = values(contract.Tensor) | {contract.File.MANIFEST, contract.File.MODEL}
-# "id" is a key of tokenizer.json too, "inputs" and "outputs" of genai_config.json, "name" of ONNX Runtime's profiles;
-# "sha256" and "size" are what load(verify=...) takes.
-KEYS = values(contract.Key, contract.Axis) - {"id", "inputs", "outputs", "name", "sha256", "size"}
-# The models know no bundle; "dtype", say, is there a key of Hugging Face's config.json.
-OF_CONTRACT = {RUNTIME: TENSORS | KEYS, EXPORTER: TENSORS | KEYS, MODELS: TENSORS}
+# The models know no bundle.
+OF_CONTRACT = {RUNTIME: TENSORS | values(contract.Axis), EXPORTER: TENSORS | values(contract.Axis), MODELS: TENSORS}
 
 
 @pytest.mark.parametrize("folder", OF_CONTRACT, ids=lambda folder: folder.name)
-def test_the_contracts_strings_stand_in_one_module(folder: Path) -> None:
+def test_the_contracts_strings_are_in_one_module(folder: Path) -> None:
     for path in folder.rglob("*.py"):
         if path == RUNTIME / "contract.py":
             continue
         for text in strings(path):
-            assert text not in OF_CONTRACT[folder], f"{path.name} has {text!r}"
-            assert not text.startswith(("past_key_values", "present.")), f"{path.name} has {text!r}"
+            assert text not in OF_CONTRACT[folder], f"{path} has {text!r}"
+            assert not text.startswith(("past_key_values", "present.")), f"{path} has {text!r}"
 
 
-def test_the_contract_itself_imports_nothing() -> None:
-    assert imported_packages(RUNTIME)["contract.py"] == {"__future__"}
+def test_only_the_command_lines_use_the_terminal() -> None:
+    for name, path in ALL.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        called = {
+            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert "print" not in called, path
+        if not name.startswith(("ortgpt.cli", "ortgpt_exporter.cli")):
+            assert not {each for each in imports(path) if each.partition(".")[0] == "click"}, path
 
 
-def test_no_module_prints_but_the_command_line() -> None:
-    for folder in (RUNTIME, MODELS, EXPORTER):
-        for path in folder.rglob("*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            called = {
-                node.func.id
-                for node in ast.walk(tree)
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-            }
-            assert "print" not in called, path
-            if not path.name.startswith("cli"):
-                assert "click" not in imported_packages(path.parent)[path.name], path
-
-
-def test_a_wheel_holds_the_bundled_model_and_the_types(tmp_path: Path) -> None:
-    root = Path(__file__).parents[1]
+def test_a_wheel_holds_the_built_in_bundles_and_the_types(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=root, check=True, capture_output=True)
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.stat().st_size <= 6_000_000
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    for name in ("config.json", "model.safetensors", "vocab.json", "merges.txt", "README.md", "training.json"):
-        assert f"ortgpt_models/checkpoints/austen/{name}" in names
-    for path in (root / "runtime/ortgpt/selftest").iterdir():
-        assert f"ortgpt/selftest/{path.name}" in names
+    for bundle in ("austen", "selftest"):
+        for path in (ROOT / "runtime/ortgpt/builtin" / bundle).iterdir():
+            assert f"ortgpt/builtin/{bundle}/{path.name}" in names
+    assert not [name for name in names if "checkpoints" in name]
     for package in ("ortgpt", "ortgpt_exporter", "ortgpt_models"):
         assert f"{package}/py.typed" in names
     assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {

@@ -13,7 +13,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 import ortgpt
-from ortgpt_exporter.checkpoint import find_folder
+from ortgpt_exporter.checkpoint.load import find_folder
 from support import greedy_ids
 
 PROMPTS = [

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortgpt.bundle import Bundle
-from ortgpt.cli import evidence_lines
-from ortgpt.cli_io import printable, write_line
+from ortgpt.bundle.folder import Bundle
+from ortgpt.bundle.manifest import Check
+from ortgpt.cli.report import evidence_lines
+from ortgpt.cli.streams import printable, write_line
 from ortgpt.errors import OptionError
-from ortgpt.manifest import Check
-from ortgpt_exporter.recipe import ALL_METHODS
+from ortgpt_exporter.quantization.recipe import ALL_METHODS
 
 if TYPE_CHECKING:
-    from ortgpt_exporter.steps import Progress as ExportProgress
+    from ortgpt_exporter.progress import Progress as ExportProgress
     from ortgpt_models.train import Progress as TrainProgress
 
 _QUANTIZATION = (
@@ -139,7 +139,7 @@ def export(checkpoint: str, out: Path, dtype: str | None, force: bool, **form: A
     model that comes with this package.
     """
     with one_line_errors():
-        from ortgpt_exporter.bundle_writer import export_bundle
+        from ortgpt_exporter.export import export_bundle
 
         asked = {name: form.pop(name) for name in _QUANTIZATION}
         notes: list[str] = []
@@ -178,7 +178,8 @@ def quantize(
     if out is None or dtype is None:
         raise click.UsageError(f"Missing option '{'--dtype' if out else '--out'}' (or --sweep)")
     with one_line_errors():
-        from ortgpt_exporter.quantized_bundle import Quantization, quantize_bundle
+        from ortgpt_exporter.quantization.request import Quantization
+        from ortgpt_exporter.quantize import quantize_bundle
 
         with _bar("quantize") as bar:
             made = quantize_bundle(
@@ -220,7 +221,7 @@ def _sweep(bundle: Path, eval_text: Path | None, plot: Path | None, given: list[
 
 def _quantization(dtype: str | None, asked: dict[str, Any]) -> Any:
     """Return the quantisation that export is to do, if any. Raises OptionError for its options without it."""
-    from ortgpt_exporter.quantized_bundle import Quantization
+    from ortgpt_exporter.quantization.request import Quantization
 
     if dtype in ("int8", "int4"):
         return Quantization(dtype=dtype, **asked)

@@ -1,179 +1,272 @@
-"""From a PyTorch `GPT` to an ONNX graph with the tensors and named axes of the contract. Knows no files."""
+"""Export a checkpoint into a bundle folder: every step in order, whole or absent."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
+import json
 import logging
-import warnings
-from collections.abc import Iterator
-from typing import Any
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-import onnx_ir as ir
-import torch
-from torch import nn
+import onnx
 
-from ortgpt.contract import DType, Flavour, Spec, graph_tensors
+from ortgpt.bundle.folder import Bundle, describe_files, open_bundle
+from ortgpt.bundle.manifest import (
+    Architecture,
+    CacheSpec,
+    Check,
+    Format,
+    GraphSpec,
+    Manifest,
+    Precision,
+    Promise,
+    TokenizerSpec,
+)
+from ortgpt.bundle.model_config import ModelConfig
+from ortgpt.contract import (
+    CACHE_KINDS,
+    MINIMUM_ONNXRUNTIME,
+    DType,
+    File,
+    Flavour,
+    Norm,
+    PromiseKind,
+    RecipeName,
+    Role,
+    Target,
+    Task,
+    TokenizerKind,
+    topk_tensors,
+)
+from ortgpt.engine.device_topk import open_device_topk
+from ortgpt.engine.engine import Engine
+from ortgpt.errors import OptionError
+from ortgpt.ort.device import Device
+from ortgpt.ort.session import open_graph
+from ortgpt_exporter.checkpoint.hub import DownloadProgress
+from ortgpt_exporter.checkpoint.load import Checkpoint, load_checkpoint
 from ortgpt_exporter.errors import ExportError
-from ortgpt_exporter.graphs import ATTENTION, GRAPHS, MICROSOFT, WideEmbedding
-from ortgpt_models import GPT, GPTConfig
-from ortgpt_models.gpt import Conv1D
+from ortgpt_exporter.evaluation.verify import TOLERANCES, check_names, verify, verify_selector
+from ortgpt_exporter.graph.fusions import optimize_graph
+from ortgpt_exporter.graph.save import save_graph
+from ortgpt_exporter.graph.to_onnx import cache_head_dim, export_graph, tensors_of
+from ortgpt_exporter.graph.topk_graph import select_graph
+from ortgpt_exporter.portable_files import portable_files
+from ortgpt_exporter.progress import OnProgress, Progress, Steps
+from ortgpt_exporter.quantization.recipe import BITS
+from ortgpt_exporter.quantization.request import Quantization, check_quantization
+from ortgpt_exporter.quantize import quantize_bundle
+from ortgpt_exporter.target_folder import check_target
+from ortgpt_models import GPTConfig
+from ortgpt_models.atomic_folder import scratch_folder, write_folder
 
-# The first opset with Gelu, so that the native activation is one node to recognise; `optimize` lowers it where it can.
-# A portable graph gets its parts instead, which every runtime has.
-_OPSETS = {Flavour.NATIVE: 20, Flavour.PORTABLE: 18}
-_HEAD_DIM_MULTIPLE = 8  # of GroupQueryAttention
-_DTYPES = {
-    ir.DataType.FLOAT: DType.FLOAT32,
-    ir.DataType.FLOAT16: DType.FLOAT16,
-    ir.DataType.INT32: DType.INT32,
-    ir.DataType.INT64: DType.INT64,
+# The types that each flavour can be written in for each device, the default first. A portable graph computes shapes
+# on the CPU, so it never runs whole on a GPU; other runtimes take such graphs there all the same.
+DTYPES = {
+    (Flavour.NATIVE, Target.CPU): (DType.FLOAT32, DType.FLOAT16, *BITS),
+    (Flavour.NATIVE, Target.CUDA): (DType.FLOAT16,),
+    (Flavour.PORTABLE, Target.CPU): (DType.FLOAT32, DType.FLOAT16, *BITS),
 }
+_logger = logging.getLogger("ortgpt_exporter")
 
 
-def export_graph(gpt: GPT, flavour: str, dtype: str) -> ir.Model:
-    """Export `gpt`, which stays as it is, as a graph that computes and caches in `dtype`, "float32" or "float16".
+@dataclass(frozen=True, kw_only=True)
+class ExportFormat:
+    """What a checkpoint is exported to. Raises OptionError for a combination that does not exist."""
 
-    Raises ExportError unless the attention came out as it must and every tensor has the contract's type and axes, or
-    when a weight is too large for float16.
+    flavour: str
+    target: str
+    dtype: str
+    external_data: bool
+
+    @classmethod
+    def make(cls, *, flavour: str, target: str, dtype: str | None, external_data: bool) -> ExportFormat:
+        accepted = DTYPES.get((flavour, target))
+        if accepted is None:
+            shown = "; ".join(" for ".join(pair) for pair in DTYPES)
+            raise OptionError(f"flavour = {flavour!r} with target = {target!r} (accepted: {shown})")
+        if dtype is not None and dtype not in accepted:
+            raise OptionError(f"dtype = {dtype!r} with {flavour} for {target} (accepted: {', '.join(accepted)})")
+        return cls(flavour=flavour, target=target, dtype=dtype or accepted[0], external_data=external_data)
+
+    @property
+    def promise(self) -> Promise:
+        """What decoding in this precision promises, as the manifest states it."""
+        if self.dtype == DType.FLOAT32:
+            return Promise(kind=PromiseKind.EXACT)
+        return Promise(kind=PromiseKind.BOUNDED, relative_logit_bound=TOLERANCES[self.dtype])
+
+
+def export_bundle(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    dtype: str | None = None,
+    flavour: str = Flavour.NATIVE,
+    target: str = Target.CPU,
+    tokenizer: str | Path | None = None,
+    adapter: str | Path | None = None,
+    revision: str | None = None,
+    activation: str | None = None,
+    external_data: bool = False,
+    quantization: Quantization | None = None,
+    force: bool = False,
+    on_progress: OnProgress = lambda progress: None,
+    on_note: Callable[[str], None] = _logger.warning,
+) -> Bundle:
+    """Export a checkpoint (see load_checkpoint) to the bundle folder `out` and return it opened.
+
+    `flavour` is "native" or "portable", `target` "cpu" or "cuda" (native only), `dtype` "float32", "float16" (by
+    default what the target wants), "int8" or "int4"; these two go by way of a float32 bundle that does not stay, and
+    `quantization` says how (see quantize_bundle). The weights get a file of their own in a native bundle; in a
+    portable one only those of more than 1.5 GB, or any with `external_data`. `tokenizer`, `adapter`, `revision` and
+    `activation` are those of load_checkpoint(). The graph is compared with PyTorch before anything appears at `out`.
+    `force` replaces a bundle that is already there, and nothing else. `on_note` gets facts about the checkpoint worth
+    telling, a line each. Raises ModelError, ExportError, BundleError (a damaged tokenizer), OptionError,
+    FileExistsError or another OSError.
     """
-    config = gpt.config
-    head_dim = cache_head_dim(config, flavour)
-    if dtype == DType.FLOAT16:
-        gpt = halve(gpt)
-    if head_dim != config.head_dim:
-        gpt = pad_heads(gpt, head_dim)
-    module = GRAPHS[flavour](gpt).eval()
-    inputs, outputs = tensors_of(config, flavour, dtype)
-    with _quiet():
-        program = torch.onnx.export(
-            module,
-            module.example,
-            dynamo=True,
-            opset_version=_OPSETS[flavour],
-            input_names=list(inputs),
-            output_names=list(outputs),
-            dynamic_shapes=module.dynamic_shapes,
-            verbose=False,
-            optimize=False,  # it would fold the transposed head of a small model into a second copy
-        )
-    assert program is not None  # dynamo=True always returns a program
-    model = program.model
-    for value in list(model.graph.initializers.values()):
-        assert value.name is not None
-        value.name = value.name.removeprefix("gpt.")  # the checkpoint's own names
-    _name_axes(model, inputs | outputs)
-    check_graph(model, config, flavour, dtype)
-    return model
-
-
-def _name_axes(model: ir.Model, specs: dict[str, Spec]) -> None:
-    """Give the dynamic axes that torch made up itself, sums of others say, the contract's names."""
-    for value in (*model.graph.inputs, *model.graph.outputs):
-        axes = specs[value.name or ""][1]
-        if value.shape is not None and len(value.shape) == len(axes):
-            value.shape = ir.Shape(
-                [
-                    axis if isinstance(axis, str) and not isinstance(dim, int) else dim
-                    for dim, axis in zip(value.shape, axes, strict=True)
-                ]
+    form = ExportFormat.make(flavour=flavour, target=target, dtype=dtype, external_data=external_data)
+    out = Path(os.path.abspath(out))
+    check_target(out, force=force)
+    if quantization is not None and quantization.dtype != form.dtype:
+        raise OptionError(f"quantization.dtype = {quantization.dtype!r} with dtype {form.dtype!r} (accepted: the same)")
+    if form.dtype in BITS:
+        quantization = Quantization(dtype=form.dtype) if quantization is None else quantization
+        check_quantization(quantization, form.flavour)
+        with scratch_folder(out) as folder:
+            whole = export_bundle(
+                checkpoint,
+                folder / "float32",
+                flavour=form.flavour,
+                tokenizer=tokenizer,
+                adapter=adapter,
+                revision=revision,
+                activation=activation,
+                on_progress=on_progress,
+                on_note=on_note,
             )
-
-
-def check_graph(model: ir.Model, config: GPTConfig, flavour: str, dtype: str) -> None:
-    """Raise ExportError unless `model` has the tensors of the contract, and the attention of its flavour."""
-    found = sum(node.op_type == ATTENTION and node.domain == MICROSOFT for node in model.graph)
-    if flavour == Flavour.NATIVE and found != config.n_layer:
-        raise ExportError(f"the graph has {found} {ATTENTION} nodes for {config.n_layer} layers; expected one a layer")
-    foreign = sorted({f"{node.domain}::{node.op_type}" for node in model.graph if node.domain})
-    if flavour == Flavour.PORTABLE and foreign:
-        raise ExportError(f"the graph has {', '.join(foreign)}; a portable one has only standard operators")
-    for wanted, values in zip(
-        tensors_of(config, flavour, dtype), (model.graph.inputs, model.graph.outputs), strict=True
-    ):
-        specs = {
-            value.name: (
-                "" if value.dtype is None else _DTYPES.get(value.dtype, value.dtype.name),
-                tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape or ()),
+            return quantize_bundle(
+                whole.path, out, quantization, external_data=external_data, force=force, on_progress=on_progress
             )
-            for value in values
-        }
-        if list(specs.items()) != list(wanted.items()):
-            raise ExportError(f"the graph has the tensors {specs}; expected {wanted}")
+    on_progress(Progress("loading the checkpoint", 0, 1))
+    loaded = load_checkpoint(
+        checkpoint,
+        tokenizer=tokenizer,
+        adapter=adapter,
+        revision=revision,
+        activation=activation,
+        on_download=lambda download: on_progress(_downloading(download)),
+    )
+    for note in loaded.notes:
+        on_note(note)
+    steps = Steps(on_progress, 6 + len(check_names(loaded.gpt.config.n_positions)), begun=1)  # it is loaded
+    with write_folder(out, replace=force) as folder:
+        manifest = _write(loaded, form, folder, steps)
+        checks = _verify(folder, manifest, loaded, steps)
+        steps.next("writing the manifest")
+        manifest = replace(manifest, verification=checks)
+        (folder / File.MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+        open_bundle(folder)
+    steps.finish()
+    return open_bundle(out)
 
 
-def tensors_of(config: GPTConfig, flavour: str, dtype: str) -> tuple[dict[str, Spec], dict[str, Spec]]:
-    """Return the contract's inputs and outputs for a network with a cache of `dtype`."""
-    return graph_tensors(
-        flavour,
-        n_layer=config.n_layer,
-        n_head=config.n_head,
-        head_dim=cache_head_dim(config, flavour),
-        vocab_size=config.vocab_size,
-        dtype=dtype,
+def _downloading(download: DownloadProgress) -> Progress:
+    done, total = download.done_bytes, download.total_bytes or download.done_bytes
+    return Progress(f"downloading {download.repo_id}, {total / 1e6:,.1f} MB", done, max(total, 1))
+
+
+def _write(loaded: Checkpoint, form: ExportFormat, folder: Path, steps: Steps) -> Manifest:
+    """Write every file but the manifest; return the manifest without its verification."""
+    config = loaded.gpt.config
+    _write_graph(loaded, form, folder, steps)
+    texts = {
+        File.CONFIG: json.dumps(config.to_dict(), indent=2) + "\n",
+        File.GENERATION_CONFIG: json.dumps(loaded.generation_config, indent=2) + "\n",
+        **loaded.tokenizer_files.texts,
+    }
+    if form.flavour == Flavour.PORTABLE:
+        texts |= portable_files(config, loaded.tokenizer_files)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8", newline="")
+    allowed = loaded.tokenizer_files.tokenizer.vocab_size
+    graphs = [_decoder(config, form)]
+    if form.target != Target.CPU:
+        graphs.append(_selector(config, form, allowed))
+        onnx.save(select_graph(config.vocab_size, allowed), folder / File.SELECT)
+    return Manifest(
+        format=Format(),
+        task=Task.TEXT_GENERATION,
+        architecture=Architecture(norm=Norm.PRE),
+        tokenizer=TokenizerSpec(kind=TokenizerKind.BYTE_LEVEL_BPE),
+        graphs=tuple(graphs),
+        precision=Precision(dtype=form.dtype, recipe=RecipeName.NONE, parameters={}, promise=form.promise),
+        source=loaded.source,
+        files=describe_files(folder, [path.name for path in folder.iterdir()]),
+        minimum_onnxruntime=MINIMUM_ONNXRUNTIME,
+        masked_tokens=config.vocab_size - allowed,
+        verification=(),
     )
 
 
-def cache_head_dim(config: GPTConfig, flavour: str) -> int:
-    """Return the head size in the cache; the fused operator takes multiples of 8."""
-    return padded_head_dim(config.head_dim) if flavour == Flavour.NATIVE else config.head_dim
+def _decoder(config: GPTConfig, form: ExportFormat) -> GraphSpec:
+    inputs, outputs = tensors_of(config, form.flavour, form.dtype)
+    head_dim = cache_head_dim(config, form.flavour)
+    return GraphSpec(
+        role=Role.DECODER,
+        file=File.MODEL,
+        flavour=form.flavour,
+        target=form.target,
+        cache=CacheSpec(kind=CACHE_KINDS[form.flavour], dtype=form.dtype, head_dim=head_dim),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+    )
 
 
-def padded_head_dim(head_dim: int) -> int:
-    """Return the next multiple of 8."""
-    return -(-head_dim // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE
+def _selector(config: GPTConfig, form: ExportFormat, allowed_vocab_size: int) -> GraphSpec:
+    inputs, outputs = topk_tensors(config.vocab_size, allowed_vocab_size)
+    return GraphSpec(
+        role=Role.SELECTOR,
+        file=File.SELECT,
+        flavour=form.flavour,
+        target=form.target,
+        cache=None,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+    )
 
 
-@torch.no_grad()
-def halve(gpt: GPT) -> GPT:
-    """Return a copy in float16, its embedding a WideEmbedding.
+def _write_graph(loaded: Checkpoint, form: ExportFormat, folder: Path, steps: Steps) -> None:
+    """Write the graph, its weights beside it where they are large or that is asked for."""
+    steps.next("exporting the graph")
+    model = export_graph(loaded.gpt, form.flavour, form.dtype)
+    steps.next("optimising the graph")
+    optimize_graph(model, loaded.gpt.config, form.flavour, form.dtype)
+    steps.next("writing the weights")
+    save_graph(model, folder, form.flavour, external_data=form.external_data)
 
-    Raises ExportError naming the weights that float16 cannot hold.
+
+def _verify(folder: Path, manifest: Manifest, loaded: Checkpoint, steps: Steps) -> tuple[Check, ...]:
+    """Open what was written as the runtime will, and compare it with PyTorch. Raises ExportError where they differ.
+
+    A graph for a GPU is opened on the CPU, whose kernels compute the same operators.
     """
-    state = {name: tensor.to(torch.float16) for name, tensor in gpt.state_dict().items()}
-    bad = [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]
-    if bad:
-        raise ExportError(
-            f"{', '.join(bad[:3])} has values beyond {torch.finfo(torch.float16).max:.0f}, the largest in float16; "
-            "export in float32"
-        )
-    with torch.device("meta"):
-        half = GPT(gpt.config)
-    half.load_state_dict(state, assign=True)
-    half.wte = WideEmbedding(half.wte.weight)  # type: ignore[assignment]  # called like the one it replaces
-    return half.eval()
-
-
-def pad_heads(gpt: GPT, head_dim: int) -> GPT:
-    """Return a copy whose heads are `head_dim` wide, the added columns zero: the same function, at the same scale."""
-    gpt = copy.deepcopy(gpt)
-    n_embd, n_head, old = gpt.config.n_embd, gpt.config.n_head, gpt.config.head_dim
-    for block in gpt.h:
-        attn: Any = block.attn
-        sizes = (n_embd, 3 * n_head * head_dim), (n_head * head_dim, n_embd)
-        c_attn, c_proj = (Conv1D(*size).to(gpt.wte.weight.dtype) for size in sizes)
-        pad = (0, head_dim - old)
-        with torch.no_grad():
-            weight = attn.c_attn.weight.view(n_embd, 3, n_head, old)
-            c_attn.weight.copy_(nn.functional.pad(weight, pad).reshape(n_embd, -1))
-            c_attn.bias.copy_(nn.functional.pad(attn.c_attn.bias.view(3, n_head, old), pad).reshape(-1))
-            rows = attn.c_proj.weight.view(n_head, old, n_embd)
-            c_proj.weight.copy_(nn.functional.pad(rows, (0, 0, *pad)).reshape(-1, n_embd))
-            c_proj.bias.copy_(attn.c_proj.bias)
-        attn.c_attn, attn.c_proj = c_attn, c_proj
-    return gpt
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch's exporter from writing about torchvision and axis names that it merges, as it is meant to."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*axis name", category=UserWarning)
-            warnings.filterwarnings("ignore", message=".*treespec", category=FutureWarning)
-            yield
-    finally:
-        logger.setLevel(level)
+    config = ModelConfig.from_dict(loaded.gpt.config.to_dict())
+    bundle = Bundle(path=folder, manifest=manifest, config=config, generation_config=loaded.generation_config)
+    steps.next("opening the graph in ONNX Runtime")
+    session = open_graph(bundle, manifest.graphs[0], Device(Target.CPU))
+    engine = Engine(session, config, masked_tokens=manifest.masked_tokens)
+    selector = open_device_topk(bundle, session)
+    if selector is not None:
+        verify_selector(selector, config.vocab_size)
+    checks = verify(engine, loaded.gpt, on_check=lambda name: steps.next(f"comparing with PyTorch: {name}"))
+    failed = [
+        f"{check.name}: logits differ by {check.max_abs_diff:.3g} (accepted: {check.tolerance:.3g}), "
+        f"{check.argmax_differing} of {check.argmax_compared} winners differ"
+        for check in checks
+        if not check.passed
+    ]
+    if failed:
+        raise ExportError("the exported graph does not compute what PyTorch does: " + "; ".join(failed))
+    return checks

@@ -12,8 +12,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from ortgpt.contract import KEY_VALUE, File, Tensor
-from ortgpt.tokenizer import parse_merges
-from ortgpt_exporter.tokenizer_files import TokenizerFiles
+from ortgpt.text.bpe_files import parse_merges
+from ortgpt_exporter.checkpoint.tokenizer_files import TokenizerFiles
 from ortgpt_models import GPTConfig
 
 

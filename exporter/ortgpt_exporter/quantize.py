@@ -1,172 +1,223 @@
-"""Turn the weights of a float32 graph into integers, in place, by a recipe. Knows no files and no text.
-
-Every matrix product becomes one that rounds its activations to 8 bits, with scales that no row of a batch shares with
-another. What the nodes are is `integer_nodes`'s, how a matrix is rounded `blocks`'s and `gptq`'s.
-"""
+"""From a float32 bundle to a quantised one that carries the evidence, or to nothing where it is not good enough."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
-from ortgpt.contract import DType
-from ortgpt_exporter.blocks import Blocks, quantize_blocks
-from ortgpt_exporter.calibrate import Hessian
-from ortgpt_exporter.gptq import quantize_gptq
-from ortgpt_exporter.integer_nodes import LOOK_UPS, PRODUCTS, is_transposed
-from ortgpt_exporter.recipe import EMBEDDING, GPTQ, POSITIONS, Recipe, Rounding
-from ortgpt_exporter.smooth import smooth
+import ortgpt
+from ortgpt.bundle.folder import Bundle, describe_files, open_bundle
+from ortgpt.bundle.manifest import Evidence, Manifest, Precision, Promise
+from ortgpt.contract import DType, File, PromiseKind, RecipeName, Target
+from ortgpt.engine.engine import Engine
+from ortgpt.ort.cpus import cpu_features
+from ortgpt.text.tokenizer import Tokenizer
+from ortgpt_exporter.errors import ExportError
+from ortgpt_exporter.evaluation.batch_effects import BatchEffects, measure_batch_effects
+from ortgpt_exporter.evaluation.divergence import Divergence, compare
+from ortgpt_exporter.evaluation.sample import sample_rows
+from ortgpt_exporter.evaluation.speed import measure_speed
+from ortgpt_exporter.evaluation.verify import rounded
+from ortgpt_exporter.graph.save import weight_bytes
+from ortgpt_exporter.progress import OnProgress, Progress, Steps
+from ortgpt_exporter.quantization.hessians import MAX_TOKENS, ROW_TOKENS
+from ortgpt_exporter.quantization.recipe import BLOCK_SIZES, GPTQ, Recipe, make_recipe
+from ortgpt_exporter.quantization.request import Quantization, check_quantization
+from ortgpt_exporter.quantization.rewrite_graph import Report
+from ortgpt_exporter.quantization.write import check_source, graphs_in, open_quantized, source_widths, write_quantized
+from ortgpt_exporter.target_folder import check_target
+from ortgpt_exporter.texts import MIN_MEASURED, Text, TextRows, read_text, rows_to_measure, spread_rows
+from ortgpt_models.atomic_folder import write_folder
 
-# Smoothing all channels halves the loss of 8 bits, where activations are rounded as coarsely as weights. In 4 bits the
-# weights' loss is all, and it pays for odd channels only.
-_LEAST_FACTORS = {DType.INT8: 1.0, DType.INT4: 4.0}
-# The first opset, with its IR version, in which QuantizeLinear and DequantizeLinear know blocks, and 4 bits.
-_OPSET, _IR_VERSION = 21, 10
-
-_PRODUCTS = ("MatMul", "FusedMatMul", "Gemm")
-
-FindHessian = Callable[[str], Hessian]
+_WIDENED = (4, 2)  # after a failed gate in 4 bits, one in so many matrices gets 8 bits: first a quarter, then half
 
 
-@dataclass(kw_only=True)
-class Report:
-    """What became of the matrices: how many have how many bits, which were left as they are, and each one's error.
+def quantize_bundle(
+    bundle: str | Path,
+    out: str | Path,
+    quantization: Quantization,
+    *,
+    external_data: bool = False,
+    force: bool = False,
+    on_progress: OnProgress = lambda progress: None,
+) -> Bundle:
+    """Quantise a float32 bundle into the folder `out`, measure both, and return the new one opened.
 
-    A matrix that is stored once for look-ups and once for products counts twice. `parameters` counts those of the whole
-    network. An error is the root mean square of what rounding changed, relative to that of the matrix.
+    Weights get a file of their own as in export_bundle(). Where 4 bits fail the gate, the matrices that rounding
+    changed most get 8, up to half of them. Raises ExportError for a bundle of another kind, a recipe that does not fit
+    or a gate that fails; OptionError, BundleError, FileExistsError or another OSError.
     """
-
-    quantized: dict[str, int] = field(default_factory=dict)
-    kept: dict[str, str] = field(default_factory=dict)
-    errors: dict[str, float] = field(default_factory=dict)
-    parameters: int = 0
-
-
-def expected_matrices(n_layer: int) -> set[str]:
-    """Return the names of the matrices that a network has."""
-    layers = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-    return {EMBEDDING, POSITIONS, *(f"h.{layer}.{name}.weight" for layer in range(n_layer) for name in layers)}
-
-
-def matrix_widths(model: ir.Model) -> dict[str, int]:
-    """Return the length of the rows that blocks lie along, for each matrix by name."""
-    weights = model.graph.initializers
-    found = {}
-    for node in model.graph:
-        matrix = matrix_of(node)
-        if matrix is not None:
-            shape = weights[matrix].shape
-            assert shape is not None
-            found[matrix] = int(shape.numpy()[1 if is_transposed(node) else 0])
-    return found
-
-
-def product_inputs(model: ir.Model) -> dict[str, ir.Value]:
-    """Return what is multiplied by each matrix, by its name, in the graph's order."""
-    products = ((matrix_of(node), node) for node in model.graph if not _is_look_up(node))
-    return {name: node.inputs[0] for name, node in products if name is not None and node.inputs[0] is not None}
+    source, out = open_bundle(bundle), Path(os.path.abspath(out))
+    check_quantization(quantization, source.manifest.graphs[0].flavour)
+    check_source(source)
+    check_target(out, force=force)
+    if source.path.resolve() in (out.resolve(), *out.resolve().parents):
+        raise FileExistsError(f"{out} lies in the bundle that it would be made of; choose a name outside it")
+    source.verify_hashes()
+    recipe = recipe_for(source, quantization)
+    tokenizer = Tokenizer.load(source.path)
+    calibration = calibration_for(source, recipe, tokenizer, quantization.calibration)
+    given = None if quantization.eval_text is None else read_text(tokenizer, quantization.eval_text, least=MIN_MEASURED)
+    with write_folder(out, replace=force) as folder:
+        report = Report()
+        for part in (0, *_WIDENED) if recipe.dtype == DType.INT4 else (0,):
+            recipe = replace(recipe, wider=_most_sensitive(report, part))
+            on_progress(Progress(f"rounding to {recipe.dtype}", 0, 1))
+            report = write_quantized(source, folder, recipe, calibration=calibration, external_data=external_data)
+            measured = _measure(source, folder, report, quantization, given, on_progress)
+            if measured.evidence is not None:
+                break
+        manifest = _manifest(source, folder, recipe, calibration, measured, quantization)
+        (folder / File.MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+        open_bundle(folder)
+    return open_bundle(out)
 
 
-def parameter_count(model: ir.Model) -> int:
-    """Return how many numbers the weights of a graph are."""
-    return sum(value.const_value.size for value in model.graph.initializers.values() if value.const_value)
+def recipe_for(source: Bundle, asked: Quantization) -> Recipe:
+    """Return the recipe asked for. Raises ExportError where it does not fit the matrices of the bundle."""
+    return make_recipe(
+        source_widths(source),
+        flavour=source.manifest.graphs[0].flavour,
+        dtype=asked.dtype,
+        method=asked.method,
+        block_size=asked.block_size,
+        head_dtype=asked.head_dtype,
+        fast_prefill=asked.fast_prefill,
+    )
 
 
-def unweighted_products(model: ir.Model) -> dict[str, str]:
-    """Return the products of two activations, by the names of their nodes, and why they stay as they are."""
-    nodes = (node for node in model.graph if node.op_type in _PRODUCTS and matrix_of(node) is None)
-    return {str(node.name): "multiplies two activations" for node in nodes}
-
-
-def balance(model: ir.Model, dtype: str, *, n_layer: int) -> None:
-    """Move magnitude between activations and weights, in place, so that both survive rounding (see `smooth`)."""
-    initializers = model.graph.initializers
-    weights = {name: _array(value) for name, value in initializers.items() if name.startswith("h.")}
-    smooth(weights, n_layer=n_layer, least_factor=_LEAST_FACTORS[dtype])
-    for name, array in weights.items():
-        initializers[name].const_value = ir.tensor(array, name=name)
-
-
-def quantize_graph(model: ir.Model, recipe: Recipe, hessian_of: FindHessian | None = None) -> Report:
-    """Quantise a float32 graph, already balanced, in place, and report what became of its matrices.
-
-    `hessian_of` gives what GPTQ wants to know of a matrix.
-    """
-    initializers = model.graph.initializers
-    report = Report(parameters=parameter_count(model), kept=unweighted_products(model))
-    made: dict[tuple[str, Rounding], Blocks] = {}
-    for node in list(model.graph):
-        name = matrix_of(node)
-        if name is None:
-            continue
-        rounding = recipe.rounding_of(name, look_up=_is_look_up(node))
-        if (name, rounding) not in made:  # look-up and head may share one
-            matrix = _array(initializers[name])
-            matrix = matrix if is_transposed(node) else matrix.T
-            blocks = made[name, rounding] = _round(matrix, rounding, name, hessian_of)
-            report.errors[name] = _relative_error(matrix, blocks)
-            kind = f"int{blocks.bits}"
-            report.quantized[kind] = report.quantized.get(kind, 0) + 1
-        by_rows = rounding.block_size is None
-        make = LOOK_UPS[recipe.flavour] if _is_look_up(node) else PRODUCTS[recipe.flavour, by_rows]
-        replace_node(model.graph, node, make(model.graph, node, name, made[name, rounding]))
-        if not initializers[name].uses():
-            del initializers[name]  # a large model's matrices need not all be there at once
-            made = {key: blocks for key, blocks in made.items() if key[0] != name}
-    raise_versions(model)
-    return report
-
-
-def matrix_of(node: ir.Node) -> str | None:
-    """Return the name of the weight matrix that a node multiplies by or looks up in, if it does."""
-    place = 0 if node.op_type == "Gather" else 1 if node.op_type in _PRODUCTS else None
-    value = None if place is None else node.inputs[place]
-    if value is None or not value.is_initializer() or value.shape is None or len(value.shape) != 2:
+def calibration_for(source: Bundle, recipe: Recipe, tokenizer: Tokenizer, path: str | Path | None) -> TextRows | None:
+    """Return the text to calibrate by, if there is one. Raises ExportError where it is shorter than a block."""
+    if path is None:
         return None
-    return value.name
+    text = read_text(tokenizer, path, least=recipe.block_size or 1)
+    return spread_rows(text, min(ROW_TOKENS, source.config.n_positions), most=MAX_TOKENS)
 
 
-def _is_look_up(node: ir.Node) -> bool:
-    return node.op_type == "Gather"
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """What was measured of a quantised graph; all of it only where it passes the gate."""
+
+    likeness: Divergence
+    independence: BatchEffects | None = None
+    evidence: Evidence | None = None
 
 
-def _round(matrix: npt.NDArray[np.float32], rounding: Rounding, name: str, hessian_of: FindHessian | None) -> Blocks:
-    width = matrix.shape[1]
-    if rounding.row_scales:
-        whole = quantize_blocks(matrix, bits=rounding.bits, block_size=width, method=rounding.method)
-        return whole.split(rounding.block_size or width)
-    block_size = rounding.block_size or width
-    if rounding.method != GPTQ:
-        return quantize_blocks(matrix, bits=rounding.bits, block_size=block_size, method=rounding.method)
-    assert hessian_of is not None
-    return quantize_gptq(matrix, hessian_of(name), bits=rounding.bits, block_size=block_size)
+def _measure(
+    source: Bundle,
+    folder: Path,
+    report: Report,
+    asked: Quantization,
+    given: Text | None,
+    on_progress: OnProgress,
+) -> _Measured:
+    """Open both networks and compare them; the float32 one only now, since both and the rounding take much memory."""
+    with ortgpt.load(source.path, device=Target.CPU, verify="size") as generator:
+        text = rows_to_measure(generator, given)
+        steps = Steps(on_progress, len(text.rows) + 3, begun=1)
+        candidate = open_quantized(source, folder)
+        likeness = compare(generator.engine, candidate, text.rows, on_row=lambda: steps.next("measuring"))
+        if not _passes(likeness, asked):
+            return _Measured(likeness=likeness)
+        steps.next("measuring independence")
+        # A given text may be too short, or of one row.
+        rows = text.rows if given is None else sample_rows(generator.engine, generator.start_id)
+        independence = measure_batch_effects(candidate, rows)
+        steps.next("measuring speed")
+        evidence = _evidence(generator.engine, candidate, folder, report, likeness, text)
+        steps.finish()
+    return _Measured(likeness=likeness, independence=independence, evidence=evidence)
 
 
-def replace_node(graph: ir.Graph, node: ir.Node, nodes: list[ir.Node]) -> None:
-    """Put `nodes` in place of a node, the last of them with its name and result."""
-    new = nodes[-1]
-    new.name = node.name
-    new.outputs[0].shape, new.outputs[0].type = node.outputs[0].shape, node.outputs[0].type
-    ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, [node.outputs[0]], [new.outputs[0]])
+def _passes(likeness: Divergence, asked: Quantization) -> bool:
+    most_kl = math.inf if asked.max_kl is None else asked.max_kl
+    return likeness.perplexity_ratio <= asked.most_ratio and likeness.kl <= most_kl
 
 
-def raise_versions(model: ir.Model) -> None:
-    """Declare the opset of blocks, where they are used."""
-    blocked = {"QuantizeLinear", "DequantizeLinear"}
-    if any(node.op_type in blocked and node.domain == "" for node in model.graph):
-        model.opset_imports[""] = max(model.opset_imports[""], _OPSET)
-        model.ir_version = max(model.ir_version, _IR_VERSION)
+def _failure(recipe: Recipe, likeness: Divergence, asked: Quantization) -> str:
+    wider = f", with {len(recipe.wider)} matrices in 8 bits" if recipe.wider else ""
+    most_kl = "any" if asked.max_kl is None else repr(asked.max_kl)
+    hints = ["a wider gate"]
+    if recipe.dtype == DType.INT4:
+        hints += [DType.INT8] if recipe.head_dtype == DType.INT8 else [DType.INT8, f"head_dtype {DType.INT8}"]
+        hints += [] if recipe.method == GPTQ else [f"the method {GPTQ}"]
+    if recipe.block_size is not None and recipe.block_size > BLOCK_SIZES[-1]:
+        hints.append("a smaller block_size")
+    return (
+        f"the {recipe.dtype} bundle fails its gate: perplexity ratio {likeness.perplexity_ratio:.4f} (accepted: "
+        f"{asked.most_ratio!r}), KL {likeness.kl:.3g} (accepted: {most_kl}) over {likeness.tokens:,} tokens{wider}; "
+        f"try {', '.join(hints[:0:-1])}{' or ' if hints[1:] else ''}{hints[0]}"
+    )
 
 
-def _array(value: ir.Value) -> npt.NDArray[np.float32]:
-    assert value.const_value is not None
-    return value.const_value.numpy()
+def _most_sensitive(report: Report, part: int) -> tuple[str, ...]:
+    """Return the matrices of the layers that rounding changed most, one in `part`; none where that is 0."""
+    if part == 0:
+        return ()
+    layers = sorted((name for name in report.errors if name.startswith("h.")), key=report.errors.__getitem__)
+    return tuple(sorted(layers[-(-len(layers) * (part - 1) // part) :]))
 
 
-def _relative_error(matrix: npt.NDArray[np.float32], blocks: Blocks) -> float:
-    size = float(np.linalg.norm(matrix.astype(np.float64)))
-    return float(np.linalg.norm(blocks.dequantized().astype(np.float64) - matrix)) / size if size else 0.0
+def _evidence(
+    baseline: Engine, candidate: Engine, folder: Path, report: Report, likeness: Divergence, text: TextRows
+) -> Evidence:
+    before, after = measure_speed([baseline, candidate])
+    bits = 1 / (text.size_bytes * math.log(2))
+    return Evidence(
+        text=text.name,
+        tokens=likeness.tokens,
+        perplexity=rounded(likeness.perplexity),
+        baseline_perplexity=rounded(likeness.baseline_perplexity),
+        bits_per_byte=rounded(likeness.nll * bits),
+        baseline_bits_per_byte=rounded(likeness.baseline_nll * bits),
+        kl=rounded(likeness.kl),
+        top1=rounded(likeness.top1),
+        top5=rounded(likeness.top5),
+        bytes_per_parameter=rounded(weight_bytes(ir.load(folder / File.MODEL)) / report.parameters),
+        prefill_tokens_per_s=after.prefill,
+        baseline_prefill_tokens_per_s=before.prefill,
+        decode_tokens_per_s=after.decode,
+        baseline_decode_tokens_per_s=before.decode,
+        threads=candidate.session.threads,
+        cpu_features=cpu_features(),
+        matrices=report.quantized,
+        left_out=report.kept,
+    )
+
+
+def _manifest(
+    source: Bundle,
+    folder: Path,
+    recipe: Recipe,
+    calibration: TextRows | None,
+    measured: _Measured,
+    asked: Quantization,
+) -> Manifest:
+    """Return the manifest of a bundle that passed its gate. Raises ExportError where it did not."""
+    independence = measured.independence
+    if independence is None:
+        raise ExportError(_failure(recipe, measured.likeness, asked))
+    bound = recipe.name != RecipeName.DYNAMIC_TENSOR
+    promise = Promise(
+        kind=PromiseKind.BOUNDED if bound else PromiseKind.BATCH_DEPENDENT,
+        logit_bound=independence.logit_bound,
+        argmax_changes_in_batch=independence.batch_flips,
+        argmax_changes_beside_outliers=independence.outlier_flips,
+        argmax_changes_in_prefill=independence.piece_flips,
+        argmax_changes_in_steps_of_four=independence.step_flips,
+    )
+    parameters = recipe.parameters
+    if calibration is not None:
+        parameters["calibration"] = {"text": calibration.name, "tokens": calibration.tokens}
+    return replace(
+        source.manifest,
+        graphs=graphs_in(source, folder),
+        precision=Precision(dtype=recipe.dtype, recipe=recipe.name, parameters=parameters, promise=promise),
+        files=describe_files(folder, [path.name for path in folder.iterdir()]),
+        verification=(),
+        evidence=measured.evidence,
+    )

@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ortgpt
-from ortgpt.bundle import Bundle, open_bundle
+from ortgpt.bundle.folder import Bundle, open_bundle
 from ortgpt.contract import DType, Target
-from ortgpt.tokenizer import Tokenizer
+from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
-from ortgpt_exporter.evidence import compare, measure_speed
-from ortgpt_exporter.quantized_bundle import Quantization, calibration_for, recipe_for
-from ortgpt_exporter.quantized_files import check_source, open_quantized, write_quantized
-from ortgpt_exporter.recipe import W8A8, Recipe
-from ortgpt_exporter.steps import OnProgress, Steps
-from ortgpt_exporter.texts import LEAST_MEASURED, TextRows, read_text, rows_to_measure
+from ortgpt_exporter.evaluation.divergence import compare
+from ortgpt_exporter.evaluation.speed import measure_speed
+from ortgpt_exporter.progress import OnProgress, Steps
+from ortgpt_exporter.quantization.recipe import W8A8, Recipe
+from ortgpt_exporter.quantization.request import Quantization
+from ortgpt_exporter.quantization.write import check_source, open_quantized, write_quantized
+from ortgpt_exporter.quantize import calibration_for, recipe_for
+from ortgpt_exporter.texts import MIN_MEASURED, TextRows, read_text, rows_to_measure
 
 RECIPES = (
     Quantization(dtype=DType.INT8),
@@ -63,7 +65,7 @@ def sweep_bundle(
     source = open_bundle(bundle)
     check_source(source)
     tokenizer = Tokenizer.load(source.path)
-    given = None if eval_text is None else read_text(tokenizer, eval_text, least=LEAST_MEASURED)
+    given = None if eval_text is None else read_text(tokenizer, eval_text, least=MIN_MEASURED)
     fitting = _fitting(source, tokenizer, RECIPES if recipes is None else recipes)
     trials = []
     with ortgpt.load(source.path, device=Target.CPU) as generator, tempfile.TemporaryDirectory() as folder:

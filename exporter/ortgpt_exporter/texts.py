@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from ortgpt.generator import Generator
-from ortgpt.tokenizer import Tokenizer
+from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
-from ortgpt_exporter.evidence import Ids, sample_rows, split_rows
+from ortgpt_exporter.evaluation.sample import Ids, sample_rows, split_rows
 
-LEAST_MEASURED = 128  # tokens; a gate on fewer says nothing
+MIN_MEASURED = 128  # tokens; a gate on fewer says nothing
 
 
 @dataclass(frozen=True)

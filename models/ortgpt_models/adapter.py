@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ortgpt_models.adapter_config import AdapterConfig, read_adapter_config
-from ortgpt_models.assemble import MASK_BUFFERS
 from ortgpt_models.errors import ModelError
 from ortgpt_models.files import file_is_there
 from ortgpt_models.gpt import GPT, Conv1D
+from ortgpt_models.state_dict import MASK_BUFFERS
 from ortgpt_models.tensor_files import StoredTensor, faults_of, is_finite, open_tensor_file
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ortgpt_models.assemble import assemble_gpt, name_tensors
 from ortgpt_models.config import GPTConfig
 from ortgpt_models.errors import ModelError
 from ortgpt_models.gpt import GPT, Conv1D
+from ortgpt_models.state_dict import assemble_gpt, name_tensors
 from ortgpt_models.tensor_files import StoredTensor, load_torch_file, state_tensors
 
 # Our name of each size by nanoGPT's.

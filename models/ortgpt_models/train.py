@@ -21,12 +21,12 @@ from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
+from ortgpt_models.atomic_folder import refuse_existing, write_folder
 from ortgpt_models.config import GPTConfig
 from ortgpt_models.errors import ModelError
 from ortgpt_models.files import file_is_there
-from ortgpt_models.folder import refuse_existing, write_folder
 from ortgpt_models.gpt import GPT
-from ortgpt_models.weights import save_gpt
+from ortgpt_models.hf_checkpoint import save_gpt
 
 END_OF_TEXT = "<|endoftext|>"
 RECORD_FILE = "training.json"

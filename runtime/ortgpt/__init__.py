@@ -2,12 +2,12 @@
 
 import os
 
-# ONNX Runtime 1.29 and later send telemetry from Linux, too, and keep an id of the machine in the home folder, from
-# their import on; a call to turn it off comes too late.
+# From version 1.29 on, importing ONNX Runtime starts telemetry, on Linux too, and keeps an id of the machine in the home
+# folder. A later call to turn it off comes too late.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
-from ortgpt.completion import Completion, Piece
 from ortgpt.conversation import Conversation
+from ortgpt.engine.prefix_cache import PrefixCache
 from ortgpt.errors import (
     BundleError,
     BundleNotFoundError,
@@ -23,11 +23,8 @@ from ortgpt.errors import (
     UnknownOptionError,
 )
 from ortgpt.generator import Generator, load
-from ortgpt.logprobs import TokenLogprob
-from ortgpt.options import GenerationOptions
-from ortgpt.prefixes import PrefixCache
-from ortgpt.rows import Timings
-from ortgpt.scoring import Choice, Score
+from ortgpt.options.generation_options import GenerationOptions
+from ortgpt.results import Choice, Completion, Piece, Score, Timings, TokenLogprob
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,5 @@
 """`python -m ortgpt` is the command `ortgpt`."""
 
-from ortgpt.cli import main
+from ortgpt.cli.main import main
 
 main(prog_name="ortgpt")

@@ -1,4 +1,4 @@
-"""Work in threads for asyncio: the event loop goes on meanwhile, and cancelling ends it after the step in hand."""
+"""Run calls in threads for asyncio: the event loop goes on meanwhile, and cancelling ends a call after its step."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, TypeVar
-
-from ortgpt.options import GenerationOptions
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -19,7 +16,7 @@ _END = object()
 
 async def iterate_in_thread(begin: Callable[[], Iterator[Item]]) -> AsyncIterator[Item]:
     """Yield what an iterator yields, made and read in a thread; close it when the loop is left or cancelled."""
-    pool = ThreadPoolExecutor(1)  # what is submitted runs in order, so that closing waits for the step in hand
+    pool = ThreadPoolExecutor(1)  # one thread, so that closing waits for the step that runs
     items: list[Iterator[Item]] = []
 
     def step() -> Any:
@@ -39,13 +36,13 @@ async def iterate_in_thread(begin: Callable[[], Iterator[Item]]) -> AsyncIterato
         pool.shutdown(wait=False)
 
 
-async def run_to_end(function: Callable[[GenerationOptions], Result], options: GenerationOptions) -> Result:
-    """Run a generation in a thread; where the task is cancelled, it ends within a step."""
-    cancel = _Either(options.cancel)
+async def run_to_end(function: Callable[[Any], Result], cancel: Any) -> Result:
+    """Run `function` of an event in a thread; cancelling the task, or the caller's event, sets that event."""
+    either = _Either(cancel)
     try:
-        return await asyncio.to_thread(function, replace(options, cancel=cancel))
+        return await asyncio.to_thread(function, either)
     except asyncio.CancelledError:
-        cancel.own.set()
+        either.own.set()
         raise
 
 

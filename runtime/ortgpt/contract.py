@@ -1,12 +1,14 @@
-"""The contract between exporter and runtime: tensor names, bundle file names, manifest keys and their known values.
+"""The contract between exporter and runtime: names of tensors and of a bundle's files, and the manifest's known values.
 
-The only module in which these strings stand. It holds names, no behaviour beyond composing them.
+The only module that contains these strings. It composes names and does nothing else.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 2  # 1: evidence, and graphs without a cache; 2: a graph for prompts
+FORMAT_MINOR = 3  # 1: evidence, graphs without a cache; 2: a graph for prompts; 3: the names of promises
 MINIMUM_ONNXRUNTIME = "1.23.2"
 
 
@@ -93,21 +95,34 @@ Axes = tuple[str | int, ...]
 Spec = tuple[str, Axes]  # element type and axes
 
 
-def graph_tensors(
-    flavour: str, *, n_layer: int, n_head: int, head_dim: int, vocab_size: int, dtype: str
-) -> tuple[dict[str, Spec], dict[str, Spec]]:
-    """Return the inputs and the outputs of a graph, in order; an axis is a name where it is dynamic.
+@dataclass(frozen=True, kw_only=True)
+class KVShape:
+    """The sizes of a key-value cache that do not change from call to call."""
 
-    `dtype` is that of the cache; logits are always float32.
-    """
-    make = {Flavour.NATIVE: _native_tensors, Flavour.PORTABLE: _portable_tensors}[flavour]
-    return make(n_layer=n_layer, n_head=n_head, head_dim=head_dim, vocab_size=vocab_size, dtype=dtype)
+    n_layer: int
+    n_head: int
+    head_dim: int
+    dtype: str
+
+    @property
+    def token_bytes(self) -> int:
+        """The bytes of one token's keys and values."""
+        return (
+            len(KEY_VALUE)
+            * self.n_layer
+            * self.n_head
+            * self.head_dim
+            * {DType.FLOAT32: 4, DType.FLOAT16: 2}[self.dtype]
+        )
 
 
-def _native_tensors(
-    *, n_layer: int, n_head: int, head_dim: int, vocab_size: int, dtype: str
-) -> tuple[dict[str, Spec], dict[str, Spec]]:
-    cache: Spec = (dtype, (Axis.BATCH, n_head, Axis.CACHE, head_dim))
+def graph_tensors(flavour: str, kv_shape: KVShape, vocab_size: int) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    """Return the inputs and the outputs of a graph, in order; a dynamic axis is a name. Logits are always float32."""
+    return {Flavour.NATIVE: _native_tensors, Flavour.PORTABLE: _portable_tensors}[flavour](kv_shape, vocab_size)
+
+
+def _native_tensors(kv: KVShape, vocab_size: int) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    cache: Spec = (kv.dtype, (Axis.BATCH, kv.n_head, Axis.CACHE, kv.head_dim))
     inputs: dict[str, Spec] = {
         Tensor.INPUT_IDS: (DType.INT64, (Axis.BATCH, Axis.SEQUENCE)),
         Tensor.POSITION_IDS: (DType.INT64, (Axis.BATCH, Axis.SEQUENCE)),
@@ -116,32 +131,30 @@ def _native_tensors(
         Tensor.LOGIT_POSITIONS: (DType.INT64, (Axis.BATCH, Axis.LOGIT)),
     }
     outputs: dict[str, Spec] = {Tensor.LOGITS: (DType.FLOAT32, (Axis.BATCH, Axis.LOGIT, vocab_size))}
-    inputs |= dict.fromkeys(past_names(n_layer), cache)
-    outputs |= dict.fromkeys(present_names(n_layer), cache)
+    inputs |= dict.fromkeys(past_names(kv.n_layer), cache)
+    outputs |= dict.fromkeys(present_names(kv.n_layer), cache)
     return inputs, outputs
 
 
-def _portable_tensors(
-    *, n_layer: int, n_head: int, head_dim: int, vocab_size: int, dtype: str
-) -> tuple[dict[str, Spec], dict[str, Spec]]:
+def _portable_tensors(kv: KVShape, vocab_size: int) -> tuple[dict[str, Spec], dict[str, Spec]]:
     inputs: dict[str, Spec] = {
         Tensor.INPUT_IDS: (DType.INT64, (Axis.BATCH, Axis.SEQUENCE)),
         Tensor.ATTENTION_MASK: (DType.INT64, (Axis.BATCH, Axis.TOTAL)),
         Tensor.POSITION_IDS: (DType.INT64, (Axis.BATCH, Axis.SEQUENCE)),
     }
     outputs: dict[str, Spec] = {Tensor.LOGITS: (DType.FLOAT32, (Axis.BATCH, Axis.SEQUENCE, vocab_size))}
-    past, present = ((dtype, (Axis.BATCH, n_head, axis, head_dim)) for axis in (Axis.PAST, Axis.TOTAL))
-    inputs |= dict.fromkeys(past_names(n_layer), past)
-    outputs |= dict.fromkeys(present_names(n_layer), present)
+    past, present = ((kv.dtype, (Axis.BATCH, kv.n_head, axis, kv.head_dim)) for axis in (Axis.PAST, Axis.TOTAL))
+    inputs |= dict.fromkeys(past_names(kv.n_layer), past)
+    outputs |= dict.fromkeys(present_names(kv.n_layer), present)
     return inputs, outputs
 
 
-SELECTED = 64  # logits a row that a selector returns; more than the 50 that are drawn from by default
+DEVICE_TOP_K = 64  # logits a row that a device top-k graph returns; more than the 50 that are drawn from by default
 
 
-def selector_tensors(vocab_size: int, allowed_vocab_size: int) -> tuple[dict[str, Spec], dict[str, Spec]]:
-    """Return the inputs and the outputs of a selector; of a row's logits, the first `allowed_vocab_size` count."""
-    top = (Axis.BATCH, min(SELECTED, allowed_vocab_size))
+def topk_tensors(vocab_size: int, allowed_vocab_size: int) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    """Return the inputs and the outputs of a device top-k graph; of a row's logits, the first `allowed_vocab_size` count."""
+    top = (Axis.BATCH, min(DEVICE_TOP_K, allowed_vocab_size))
     inputs: dict[str, Spec] = {
         Tensor.LOGITS: (DType.FLOAT32, (Axis.BATCH, 1, vocab_size)),
         Tensor.PENALIZED_IDS: (DType.INT64, (Axis.BATCH, Axis.PENALIZED)),
@@ -153,57 +166,6 @@ def selector_tensors(vocab_size: int, allowed_vocab_size: int) -> tuple[dict[str
         Tensor.NON_FINITE: (DType.FLOAT32, (Axis.BATCH,)),
     }
     return inputs, outputs
-
-
-class Key:
-    """Keys of the manifest, nested ones included."""
-
-    FORMAT = "format"
-    MAJOR = "major"
-    MINOR = "minor"
-    TASK = "task"
-    ARCHITECTURE = "architecture"
-    NORM = "norm"
-    TOKENIZER = "tokenizer"
-    GRAPHS = "graphs"
-    ROLE = "role"
-    FILE = "file"
-    FLAVOUR = "flavour"
-    TARGET = "target"
-    CACHE = "cache"
-    KIND = "kind"
-    DTYPE = "dtype"
-    HEAD_DIM = "head_dim"
-    INPUTS = "inputs"
-    OUTPUTS = "outputs"
-    PRECISION = "precision"
-    RECIPE = "recipe"
-    PARAMETERS = "parameters"
-    PROMISE = "promise"
-    RELATIVE_LOGIT_BOUND = "relative_logit_bound"  # in units of the largest logit
-    LOGIT_BOUND = "logit_bound"
-    BATCH_FLIPS = "batch_flips_per_1000_tokens"
-    OUTLIER_FLIPS = "outlier_flips_per_1000_tokens"  # beside a row far from any text
-    PIECE_FLIPS = "piece_flips_per_1000_tokens"
-    STEP_FLIPS = "step_flips_per_1000_tokens"
-    SOURCE = "source"
-    ID = "id"
-    REVISION = "revision"
-    SHA256 = "sha256"
-    LICENCE = "licence"
-    MINIMUM_ONNXRUNTIME = "minimum_onnxruntime"
-    MASKED_TOKENS = "masked_tokens"
-    FILES = "files"
-    SIZE = "size"
-    VERIFICATION = "verification"
-    EVIDENCE = "evidence"
-    NAME = "name"
-    POSITIONS = "positions"
-    MAX_ABS_DIFF = "max_abs_diff"
-    MAX_ABS_LOGIT = "max_abs_logit"
-    TOLERANCE = "tolerance"
-    ARGMAX_COMPARED = "argmax_compared"
-    ARGMAX_DIFFERING = "argmax_differing"
 
 
 class Task:
@@ -253,9 +215,9 @@ class RecipeName:
     DYNAMIC_TENSOR = "dynamic-tensor"  # the same, one scale for a whole tensor of activations
 
 
-class Promise:
+class PromiseKind:
     """What a precision promises of batched, pieced and cached decoding against plain decoding."""
 
     EXACT = "exact"  # the same tokens
-    BOUNDED = "bounded"  # the same but where the two best logits lie closer than a bound
-    BATCH_DEPENDENT = "batch_dependent"  # none: what else is in a batch decides how a row is rounded
+    BOUNDED = "bounded"  # the same, except where the two best logits lie closer than a bound
+    BATCH_DEPENDENT = "batch_dependent"  # none: the other rows of a batch decide how a row is rounded

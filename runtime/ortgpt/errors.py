@@ -1,4 +1,25 @@
-"""Every error that this package raises. Each is an OrtGptError and also the built-in that fits."""
+"""Every error that this package raises, and how a message shows a value. Each is an OrtGptError and a fitting built-in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+_MAX_LETTERS = 80
+_MAX_PARTS = 20
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: its repr, 80 characters at most."""
+    text = repr(value)
+    return text if len(text) <= _MAX_LETTERS else f"{text[: _MAX_LETTERS - 3]}..."
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Join the first 20 parts with semicolons, and say how many more there are."""
+    more = len(parts) - _MAX_PARTS
+    return "; ".join(parts[:_MAX_PARTS]) + (f"; and {more} more" if more > 0 else "")
 
 
 class OrtGptError(Exception):
@@ -6,34 +27,85 @@ class OrtGptError(Exception):
 
 
 class BundleError(OrtGptError, ValueError):
-    """A bundle that is damaged, incomplete or of a kind that this version cannot run."""
+    """A bundle is damaged, incomplete, or of a kind that this version cannot run."""
 
 
 class BundleNotFoundError(BundleError, FileNotFoundError):
-    """No bundle at the path given."""
+    """There is no bundle at the path."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class DeviceError(OrtGptError, RuntimeError):
-    """The device asked for, or ONNX Runtime itself, is not usable here."""
+    """The requested device, or ONNX Runtime itself, is not usable on this machine."""
+
+
+class Mention:
+    """An option as a message mentions it: `str()` gives name and value, `name` the name alone."""
+
+    def __init__(self, name: str, value: object) -> None:
+        self.name = name
+        self._value = value
+
+    def __str__(self) -> str:
+        return f"{self.name} = {shown(self._value)}"
 
 
 class OptionError(OrtGptError, ValueError):
-    """A generation option with a value out of range or without effect."""
+    """An option has a value that is not accepted, or would have no effect.
+
+    `template` is the message. Where it mentions an option it has a field in braces: `{top_k}` becomes "top_k = 5",
+    `{top_k.name}` becomes "top_k". `options` has the values by name, `parts` any other fields. So an interface that
+    calls its options otherwise, a command line for example, can word the message with its own names.
+    """
+
+    def __init__(self, template: str, options: Mapping[str, object] = MappingProxyType({}), /, **parts: object) -> None:
+        super().__init__(template)
+        self._options = dict(options)
+        self._parts = parts
+        self._place = ""
+
+    @classmethod
+    def bad_value(cls, name: str, value: object, accepted: str) -> OptionError:
+        """Make the error for a value that is not accepted."""
+        return cls(f"{{{name}}} (accepted: {{accepted}})", {name: value}, accepted=accepted)
+
+    def at(self, place: str) -> OptionError:
+        """Let the message begin with where the option was read, a line of a file for example."""
+        self._place = place
+        return self
+
+    def worded(self, mention: Callable[[str, object], Mention]) -> str:
+        """Return the message with each option as `mention(name, value)` has it."""
+        text = str(self.args[0])
+        if self._options or self._parts:
+            mentions = {name: mention(name, value) for name, value in self._options.items()}
+            text = text.format(**mentions, **self._parts)
+        return f"{self._place}: {text}" if self._place else text
+
+    def __str__(self) -> str:
+        return self.worded(Mention)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what the message is made of, so that the error passes between processes."""
+        return _unpickled, (type(self), str(self))
+
+
+def _unpickled(kind: type[OptionError], text: str) -> OptionError:
+    return kind("{text}", text=text)
 
 
 class UnknownOptionError(OrtGptError, TypeError):
-    """A generation option that does not exist."""
+    """There is no generation option of this name."""
 
 
 class PromptError(OrtGptError, ValueError):
-    """A prompt that is no text and no sequence of token ids of this vocabulary."""
+    """A prompt is neither text nor a sequence of token ids of this vocabulary."""
 
 
 class ContextLengthError(OrtGptError, ValueError):
-    """Prompt and tokens to generate do not fit the model's context."""
+    """Prompt and new tokens together exceed the model's context."""
 
 
 class NonFiniteLogitsError(OrtGptError, ArithmeticError):
@@ -41,12 +113,23 @@ class NonFiniteLogitsError(OrtGptError, ArithmeticError):
 
 
 class EngineError(OrtGptError, RuntimeError):
-    """ONNX Runtime failed while running the graph."""
+    """ONNX Runtime failed while it ran the graph."""
 
 
 class ConversationError(OrtGptError, RuntimeError):
-    """A turn of a conversation was begun while another was still open."""
+    """A turn of a conversation began while another was still open."""
 
 
 class ClosedError(OrtGptError, RuntimeError):
-    """The generator was used after it was closed."""
+    """The generator was used after it was closed, or in a forked process."""
+
+
+Error = TypeVar("Error", bound=OrtGptError)
+
+
+def at_place(error: Error, place: str) -> Error:
+    """Return the error with a message that begins with `place`."""
+    if isinstance(error, OptionError):
+        error.at(place)
+        return error
+    return type(error)(f"{place}: {error}")

@@ -1,68 +1,86 @@
-"""One call of an app: prompts become rows, rows become batches that fit the memory, tokens become text."""
+"""One call: prompts become sequences, sequences become batches that fit the memory, tokens become text."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ortgpt.beams import Beam, search_beams
-from ortgpt.cache import Cache
-from ortgpt.completion import Completion, Piece
-from ortgpt.context import fit_prompt
-from ortgpt.engine import Engine
-from ortgpt.errors import ContextLengthError, OptionError
-from ortgpt.guessers import Assistant, PromptLookup
-from ortgpt.logprobs import TokenLogprob
-from ortgpt.options import GenerationOptions
-from ortgpt.picker import Picker
-from ortgpt.resolved import ResolvedOptions, sequence_seed
-from ortgpt.rows import Row, Timings
-from ortgpt.scoring import prompt_logprobs
-from ortgpt.writer import Writer, text_until
-
-if TYPE_CHECKING:
-    from ortgpt.generator import Generator
+from ortgpt.decode.beam_search import Beam, search_beams
+from ortgpt.decode.context_window import ContextWindow, fit_prompt
+from ortgpt.decode.drafts import AssistantDraft, PromptLookup
+from ortgpt.decode.generate import check_context, generate
+from ortgpt.decode.row import Row
+from ortgpt.decode.scoring import prompt_logprobs
+from ortgpt.engine.engine import Engine
+from ortgpt.engine.kv_cache import Cache
+from ortgpt.errors import ContextLengthError, OptionError, PromptError
+from ortgpt.model import LoadedModel, Prompt
+from ortgpt.options.generation_options import GenerationOptions
+from ortgpt.options.resolved import ResolvedOptions, sequence_seed
+from ortgpt.results import Piece, Timings
+from ortgpt.sampling.sampler import Sampler
+from ortgpt.sequence import Sequence as Continuation
+from ortgpt.sequence import Writer, text_until
 
 _CACHE_BYTES = 2**30  # of keys and values that the rows computed together take, unless the call says otherwise
 
 
-@dataclass
-class _Sequence:
-    """One continuation of one prompt."""
-
-    row: Row
-    writer: Writer
-    options: ResolvedOptions
-    timings: Timings
-    prompt_logprobs: list[TokenLogprob] | None = None
-    score: float | None = None
-
-    def completion(self) -> Completion:
-        row = self.row
-        assert row.finish_reason is not None, "a sequence that was run has ended"
-        return Completion(
-            text=self.writer.take(),
-            token_ids=row.token_ids,
-            finish_reason=row.finish_reason,
-            stop_reason=row.stop_reason,
-            prompt_tokens=len(row.prompt_ids),
-            timings=self.timings,
-            logprobs=None if row.logprobs is None else row.token_logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-            score=self.score,
-        )
-
-
-@dataclass
-class AskedPrompt:
-    """A prompt with its options, and its seed."""
+@dataclass(frozen=True)
+class PreparedPrompt:
+    """A prompt whose options were resolved and that fits the context; its continuations are not begun."""
 
     ids: Sequence[int]
+    """The prompt's ids, cut if it was truncated."""
     options: ResolvedOptions
     seed: int | None
-    sequences: list[_Sequence] = field(default_factory=list)
+    max_new_tokens: int
+    window: ContextWindow
+
+
+def prepare_prompt(
+    model: LoadedModel, prompt: Prompt, options: ResolvedOptions, seed: int | None, name: str = "prompt"
+) -> PreparedPrompt:
+    """Encode and check one prompt. Raises PromptError, OptionError or ContextLengthError."""
+    whole = model.prompt_ids(prompt, name) or [model.start_id]
+    ids, max_new_tokens, window = fit_prompt(options, whole, model.engine.config.n_positions)
+    return PreparedPrompt(ids, options, seed, max_new_tokens, window)
+
+
+def prepare(
+    model: LoadedModel,
+    prompts: Sequence[Prompt],
+    options: GenerationOptions | Sequence[GenerationOptions],
+    *,
+    cancel: Any = None,
+    batch_tokens: int | None = None,
+    cache: Cache | None = None,
+) -> Request:
+    """Check prompts and options, and return the request that they make.
+
+    `options` are those of all prompts, or a list with one for each. `cancel` takes the place of theirs. `cache`, for
+    one prompt, holds a beginning of its tokens, and the caller keeps it. Raises PromptError, OptionError or
+    ContextLengthError.
+    """
+    started = time.perf_counter()
+    if not prompts:
+        raise PromptError("no prompts (accepted: a list of at least one)")
+    if isinstance(options, GenerationOptions):
+        resolved = [model.resolve(options)]
+        seeds = resolved[0].seeds_for(len(prompts))
+        resolved *= len(prompts)
+    else:
+        resolved = [model.resolve(each) for each in options]
+        seeds = [seed for each in resolved for seed in each.seeds_for(1)]
+    if cancel is not None:
+        resolved = [replace(each, cancel=cancel) for each in resolved]
+    prepared = []
+    for place, (prompt, each, seed) in enumerate(zip(prompts, resolved, seeds, strict=True)):
+        name = f"prompts[{place}]" if len(prompts) > 1 else "prompt"
+        prepared.append(prepare_prompt(model, prompt, each, seed, name))
+    elapsed_s = time.perf_counter() - started
+    return Request(model, prepared, batch_tokens=batch_tokens, cache=cache, tokenize_s=elapsed_s)
 
 
 class Request:
@@ -70,103 +88,99 @@ class Request:
 
     def __init__(
         self,
-        generator: Generator,
-        prompts: Sequence[AskedPrompt],
+        model: LoadedModel,
+        prompts: Iterable[PreparedPrompt],
         *,
         batch_tokens: int | None = None,
         cache: Cache | None = None,
         tokenize_s: float = 0.0,
     ) -> None:
-        self._generator = generator
-        self._engine = generator.engine
+        """Begin the sequences. Raises OptionError or ContextLengthError."""
+        self._model = model
+        self._engine = model.engine
         self._cache = cache
         self._tokenize_s = tokenize_s
+        self._assistants: dict[int, Engine] = {}  # those whose tokenizer was compared
         self._batch_tokens = batch_tokens or max(1, _CACHE_BYTES // self._engine.token_bytes)
-        self._prompts = prompts
-        self._assistants: dict[int, Engine] = {}  # of those whose tokenizer has been compared
-        for prompt in prompts:
-            check_ids(prompt.options, self._engine.allowed_vocab_size)
-            self._add_sequences(prompt)
-        self.sequences = [each for prompt in prompts for each in prompt.sequences]
+        self._groups = [self._begin(prompt) for prompt in prompts]  # the sequences of each prompt
+        self.sequences = [sequence for group in self._groups for sequence in group]
         self._check_context()
 
     def _check_context(self) -> None:
-        """Raise ContextLengthError, saying what would help, where a row cannot fit."""
-        options = self._prompts[0].options
+        """Raise ContextLengthError, which says what would help, if a row does not fit."""
+        n_positions = self._engine.config.n_positions
+        options = self.sequences[0].options
         try:
-            self._engine.check_context([each.row for each in self.sequences])
+            check_context([sequence.row for sequence in self.sequences], n_positions)
         except ContextLengthError as error:
             if self._cache is not None:
                 raise
-            helps = ['"slide", which lets the beginning go']
-            most_new = max(each.row.max_new_tokens for each in self.sequences)
-            if options.context_overflow != "truncate" and most_new < self._engine.config.n_positions:
+            helps = ['"slide", which drops tokens of the beginning']
+            most_new = max(sequence.row.max_new_tokens for sequence in self.sequences)
+            if options.context_overflow != "truncate" and most_new < n_positions:
                 helps.insert(0, '"truncate", which shortens the prompt')
             raise ContextLengthError(f"{error}, or give context_overflow = {', or '.join(helps)}") from None
-        for each in self.sequences:
-            if each.options.echo and len(each.row.prompt_ids) > self._engine.config.n_positions:
+        for sequence in self.sequences:
+            tokens = len(sequence.row.prompt_ids)
+            if sequence.options.echo and tokens > n_positions:
                 raise ContextLengthError(
-                    f"echo = True wants the prompt to fit the context: {len(each.row.prompt_ids)} tokens, at most "
-                    f"{self._engine.config.n_positions}"
+                    f"echo = True needs a prompt that fits the context: {tokens} tokens, at most {n_positions}"
                 )
 
-    def _add_sequences(self, prompt: AskedPrompt) -> None:
-        options, generator = prompt.options, self._generator
-        ids, new_tokens, window = fit_prompt(options, prompt.ids, self._engine.config.n_positions)
+    def _begin(self, prompt: PreparedPrompt) -> list[Continuation]:
+        """Make the sequences of a prompt."""
+        options, model = prompt.options, self._model
         started = time.perf_counter()
+        sequences = []
         for index in range(options.num_return_sequences):
             grammar = None
             if options.grammar is not None:
-                grammar = generator.grammars.matcher(options.grammar, options.eos_token_ids)
-            pick = Picker(options, ids, sequence_seed(prompt.seed, index), grammar)
+                grammar = model.grammars.matcher(options.grammar, options.eos_token_ids)
             row = Row(
-                prompt_ids=ids,
-                max_new_tokens=new_tokens,
+                prompt_ids=prompt.ids,
+                max_new_tokens=prompt.max_new_tokens,
                 eos_token_ids=options.eos_token_ids,
-                pick=pick,
-                window=window,
+                sampler=Sampler(options, prompt.ids, sequence_seed(prompt.seed, index), grammar),
+                window=prompt.window,
                 grammar=grammar,
                 logprobs=options.logprobs,
                 deadline=None if options.timeout_s is None else started + options.timeout_s,
                 cancel=options.cancel,
             )
             if options.prompt_lookup_num_tokens:
-                row.guess = PromptLookup(options.prompt_lookup_num_tokens)
+                row.draft = PromptLookup(options.prompt_lookup_num_tokens)
             elif options.assistant_model is not None:
+                tokens = len(prompt.ids) + prompt.max_new_tokens
                 engine = self._assistant_engine(options.assistant_model)
-                row.guess = Assistant(engine, options, pick, ids, len(ids) + new_tokens)
-            writer = Writer(generator.tokenizer, options.stop)
-            prompt.sequences.append(_Sequence(row, writer, options, Timings(tokenize_s=self._tokenize_s)))
+                row.draft = AssistantDraft(engine, options, row.sampler, prompt.ids, tokens)
+            sequences.append(Continuation(row, options, Writer(model.tokenizer, options.stop)))
+        return sequences
 
-    def _assistant_engine(self, assistant: Generator) -> Engine:
-        if self._assistants.get(id(assistant)) is None:
-            if not assistant.tokenizer.is_same(self._generator.tokenizer):
+    def _assistant_engine(self, assistant: Any) -> Engine:
+        """Return the engine of a draft model. Raises OptionError if it has another tokenizer."""
+        if id(assistant) not in self._assistants:
+            if not assistant.tokenizer.is_same(self._model.tokenizer):
                 raise OptionError(
-                    f"assistant_model {assistant.bundle.path} has another tokenizer than "
-                    f"{self._generator.bundle.path}; the two have to have the same"
-                )
+                    "{assistant_model.name} {path} has another tokenizer than {own}; the two need the same",
+                    {"assistant_model": assistant}, path=assistant.bundle.path, own=self._model.bundle.path,
+                )  # fmt: skip
             self._assistants[id(assistant)] = assistant.engine
         return self._assistants[id(assistant)]
 
     def run(self) -> Iterator[list[int]]:
         """Generate; after each step yield the indices of the sequences that gained a token."""
-        for prompt in self._prompts:
-            row = prompt.sequences[0].row
-            if prompt.options.echo and prompt.options.logprobs is not None and row.interruption() is None:
-                found = prompt_logprobs(self._engine, row.prompt_ids, prompt.options.logprobs)
-                for each in prompt.sequences:
-                    each.prompt_logprobs = found
         start = 0
         batched: list[int] = []
-        for prompt in self._prompts:
-            indices = list(range(start, start + len(prompt.sequences)))
+        for group in self._groups:
+            indices = list(range(start, start + len(group)))
             start += len(indices)
-            if prompt.options.num_beams > 1:
-                if self._late(indices):
+            options = group[0].options
+            if options.num_beams > 1:
+                if self._end_late(indices):
                     yield indices
                 else:
-                    yield from self._search(prompt, indices)
-            elif self._goes_alone(prompt.options):
+                    yield from self._search(group, indices)
+            elif self._runs_alone(options):
                 for index in indices:
                     yield from self._generate([index])
             else:
@@ -176,45 +190,35 @@ class Request:
 
     def pieces(self) -> Iterator[Piece]:
         """Generate, and yield the text of the only sequence as it comes."""
-        shown = 0
-        writer, row = self.sequences[0].writer, self.sequences[0].row
+        (sequence,) = self.sequences
         for _ in self.run():
-            text = writer.take()
-            if text or row.finish_reason:
-                logprobs = None if row.logprobs is None else row.token_logprobs[shown:]
-                new_ids = row.token_ids[shown:]
-                yield Piece(
-                    text=text,
-                    token_ids=new_ids,
-                    finish_reason=row.finish_reason,
-                    stop_reason=row.stop_reason,
-                    logprobs=logprobs,
-                )
-                shown = len(row.token_ids)
+            piece = sequence.piece()
+            if piece is not None:
+                yield piece
 
-    def _goes_alone(self, options: ResolvedOptions) -> bool:
-        guesses = options.prompt_lookup_num_tokens or options.assistant_model is not None
-        # Only a row of a fixed cache in the CPU's memory can be computed anew among others.
+    def _runs_alone(self, options: ResolvedOptions) -> bool:
+        has_draft = options.prompt_lookup_num_tokens or options.assistant_model is not None
+        # Only a row of a fixed cache in the CPU's memory can be computed again beside others.
         slides = options.context_overflow == "slide" and not self._engine.rows_are_views
-        return bool(guesses or options.deterministic or slides)
+        return bool(has_draft or options.deterministic or slides)
 
     def _batches(self, indices: Sequence[int]) -> Iterator[list[int]]:
-        """Split sequences into batches of like lengths whose caches are no larger than the budget."""
+        """Split sequences into batches of similar lengths whose caches fit the budget."""
         n_positions = self._engine.config.n_positions
         batch: list[int] = []
         longest = 0
         for index in sorted(indices, key=lambda each: len(self.sequences[each].row.prompt_ids)):
-            room = self.sequences[index].row.room(n_positions)
-            longest = max(longest, room)
+            positions = self.sequences[index].row.max_positions(n_positions)
+            longest = max(longest, positions)
             if batch and longest * (len(batch) + 1) > self._batch_tokens:
                 yield batch
-                batch, longest = [], room
+                batch, longest = [], positions
             batch.append(index)
         if batch:
             yield batch
 
     def _generate(self, batch: Sequence[int]) -> Iterator[list[int]]:
-        late = self._late(batch)
+        late = self._end_late(batch)
         if late:
             yield late
         batch = [index for index in batch if index not in late]
@@ -222,25 +226,41 @@ class Request:
             return
         sequences = [self.sequences[index] for index in batch]
         timings = Timings(tokenize_s=self._tokenize_s)
-        for each in sequences:
-            each.timings = timings
-        deterministic = any(each.options.deterministic for each in sequences)
-        prefixes = None if deterministic else self._generator.prefixes
-        steps = self._engine.generate([each.row for each in sequences], timings, prefixes=prefixes, cache=self._cache)
-        for active in steps:
+        for sequence in sequences:
+            sequence.timings = timings
+        self._echo(sequences)
+        is_deterministic = any(sequence.options.deterministic for sequence in sequences)
+        prefixes = None if is_deterministic else self._model.prefixes
+        rows = [sequence.row for sequence in sequences]
+        for active in generate(self._engine, rows, timings, prefixes=prefixes, cache=self._cache):
             for slot in active:
-                sequences[slot].writer.update(sequences[slot].row)
+                sequences[slot].update()
             yield [batch[slot] for slot in active]
 
-    def _late(self, indices: Sequence[int]) -> list[int]:
-        """End the sequences whose time is over or that were cancelled before they begin, and return which they are."""
+    def _echo(self, sequences: Sequence[Continuation]) -> None:
+        """Compute the prompts whose log-probabilities were asked for, and keep their keys and values for generating."""
+        computed: dict[tuple[int, ...], Continuation] = {}
+        for sequence in sequences:
+            row, count = sequence.row, sequence.options.logprobs
+            if not sequence.options.echo or count is None:
+                continue
+            same = computed.setdefault((count, *row.prompt_ids), sequence)
+            if same is sequence:
+                sequence.prompt_logprobs, row.prompt_kv = prompt_logprobs(self._engine, row.prompt_ids, count)
+            else:
+                sequence.prompt_logprobs, row.prompt_kv = same.prompt_logprobs, same.row.prompt_kv
+        if computed and self._cache is not None:
+            self._cache.crop(0)  # what it held is computed again
+
+    def _end_late(self, indices: Sequence[int]) -> list[int]:
+        """End the sequences whose time is over, or that were cancelled, before they begin; return which these are."""
         rows = {index: self.sequences[index].row for index in indices}
         for row in rows.values():
             row.finish_reason = row.interruption()
         return [index for index, row in rows.items() if row.finish_reason is not None]
 
-    def _search(self, prompt: AskedPrompt, indices: Sequence[int]) -> Iterator[list[int]]:
-        options, row, tokenizer = prompt.options, prompt.sequences[0].row, self._generator.tokenizer
+    def _search(self, group: Sequence[Continuation], indices: Sequence[int]) -> Iterator[list[int]]:
+        options, row, tokenizer = group[0].options, group[0].row, self._model.tokenizer
 
         def ends(token_ids: Sequence[int]) -> bool:
             return bool(options.stop) and text_until(tokenizer, token_ids, options.stop)[1] is not None
@@ -248,17 +268,17 @@ class Request:
         timings = Timings(tokenize_s=self._tokenize_s)
         beams: list[Beam] = []
         reason: str | None = None
-        for found in search_beams(self._engine, options, row.prompt_ids, row.max_new_tokens, ends, timings):
-            beams, reason = found, row.interruption()
+        for best in search_beams(self._engine, options, row.prompt_ids, row.max_new_tokens, ends, timings):
+            beams, reason = best, row.interruption()
             if reason is not None:
                 break
-        for beam, each in zip(beams, prompt.sequences, strict=True):
-            each.timings, each.score = timings, beam.score
-            each.row.deadline = each.row.cancel = None
+        for beam, sequence in zip(beams, group, strict=True):
+            sequence.timings, sequence.score = timings, beam.score
+            sequence.row.deadline = sequence.row.cancel = None
             for token_id in beam.token_ids:
-                each.row.extend(token_id)
-                each.writer.update(each.row)
-            each.row.finish_reason = each.row.finish_reason or reason
+                sequence.row.extend(token_id)
+                sequence.update()
+            sequence.row.finish_reason = sequence.row.finish_reason or reason
         yield list(indices)
 
 
@@ -266,21 +286,8 @@ def check_stream(options: GenerationOptions) -> None:
     """Raise OptionError for options that a stream cannot have."""
     for name in ("num_beams", "num_return_sequences"):
         if (getattr(options, name) or 1) > 1:
-            raise OptionError(f"{name} = {getattr(options, name)} (accepted when streaming: 1)")
+            raise OptionError(f"{{{name}}} (accepted when streaming: 1)", {name: getattr(options, name)})
     if options.echo:
-        raise OptionError("echo = True (accepted when streaming: False; generate() reports the prompt's, too)")
-
-
-def check_ids(options: ResolvedOptions, limit: int) -> None:
-    """Raise OptionError for an option that names an id beyond the vocabulary, or more ids than there are."""
-    for name, ids in (
-        ("eos_token_id", options.eos_token_ids),
-        ("suppress_tokens", options.suppress_tokens),
-        ("logit_bias", options.logit_bias),
-        ("bad_words", [each for word in options.bad_words_ids for each in word]),
-    ):
-        bad = sorted(token_id for token_id in ids if token_id >= limit)
-        if bad:
-            raise OptionError(f"{name} = {bad[0]} is not in the vocabulary (accepted: 0 to {limit - 1})")
-    if options.logprobs is not None and options.logprobs > limit:
-        raise OptionError(f"logprobs = {options.logprobs} (accepted: at most the vocabulary's {limit})")
+        raise OptionError(
+            "{echo} (accepted when streaming: False; generate() reports the prompt's, too)", {"echo": options.echo}
+        )

@@ -1,288 +1,275 @@
-"""The graph itself: its nodes, axes, size and versions, and its values by ONNX Runtime for every kind of network."""
+"""A bundle is written whole or not at all, and only where it may be."""
 
 from __future__ import annotations
 
-import collections
-import warnings
-from dataclasses import replace
+import copy
+import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
-import onnx_ir as ir
-import onnxruntime
 import pytest
-import torch
 
-from ortgpt_exporter import ExportError
-from ortgpt_exporter.export import check_graph, export_graph, halve, pad_heads, padded_head_dim
-from ortgpt_exporter.optimize import optimize_graph
-from ortgpt_models import GPT, PRESETS, GPTConfig
-
-BASE = GPTConfig(vocab_size=97, n_positions=40, n_embd=48, n_layer=2, n_head=3)
-
-
-def make_gpt(config: GPTConfig) -> GPT:
-    torch.manual_seed(2)
-    gpt = GPT(config).eval()
-    with torch.no_grad():
-        for name, parameter in gpt.named_parameters():
-            parameter.normal_(1.0 if ".ln_" in name and name.endswith("weight") else 0.0, 0.2)
-    return gpt
+import ortgpt
+from ortgpt import OptionError
+from ortgpt.bundle.folder import open_bundle
+from ortgpt.bundle.manifest import Promise
+from ortgpt_exporter import ExportError, export_bundle
+from ortgpt_exporter.evaluation.verify import check_names
+from ortgpt_exporter.graph.to_onnx import export_graph
+from ortgpt_exporter.progress import Progress
+from ortgpt_models import GPT, PRESETS, ModelError, load_gpt
+from support import greedy_ids, random_model, write_checkpoint
 
 
-def export(config: GPTConfig, flavour: str = "native", dtype: str = "float32") -> tuple[GPT, ir.Model]:
-    gpt = make_gpt(config)
-    model = export_graph(gpt, flavour, dtype)
-    optimize_graph(model, config, flavour, dtype)
-    return gpt, model
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
-def run(
-    model: ir.Model, path: Path, ids: np.ndarray[Any, Any], config: GPTConfig, dtype: str = "float32"
-) -> np.ndarray[Any, Any]:
-    """Run a prefill by hand, without the runtime package."""
-    ir.save(model, path)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    batch, seq = ids.shape
-    feeds = {"input_ids": ids, "position_ids": np.tile(np.arange(seq), (batch, 1))}
-    if "attention_mask" in {tensor.name for tensor in session.get_inputs()}:
-        feeds["attention_mask"] = np.ones((batch, seq), np.int64)
-        cache = np.zeros((batch, config.n_head, 0, config.head_dim), dtype)
-    else:
-        feeds["seqlens_k"] = np.full(batch, seq - 1, np.int32)
-        feeds["total_sequence_length"] = np.array(seq, np.int32)
-        feeds["logit_positions"] = feeds["position_ids"]
-        cache = np.zeros((batch, config.n_head, seq, padded_head_dim(config.head_dim)), dtype)
-    feeds |= {tensor.name: cache for tensor in session.get_inputs() if tensor.name.startswith("past")}
-    logits: np.ndarray[Any, Any] = session.run(["logits"], feeds)[0]
-    return logits
+def test_progress_counts_every_step(small_checkpoint: Path, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    bundle = export_bundle(small_checkpoint, tmp_path / "deep" / "out", on_progress=seen.append)
+    assert [progress.done for progress in seen] == list(range(14))
+    assert {progress.total for progress in seen[1:]} == {13}
+    assert seen[0].activity == "loading the checkpoint"
+    assert names(tmp_path / "deep") == ["out"]
+    assert bundle.path == tmp_path / "deep" / "out"
+    assert all(check.passed for check in bundle.manifest.verification)
 
 
-CONFIGS = [
-    BASE,
-    replace(BASE, n_layer=1, n_head=1, activation_function="relu", n_inner=20),
-    replace(BASE, n_head=4, activation_function="gelu", scale_attn_by_inverse_layer_idx=True),
-    replace(BASE, n_embd=35, n_head=5, activation_function="silu", scale_attn_weights=False),
-    replace(BASE, n_layer=5, n_embd=24, n_head=2, layer_norm_epsilon=1e-2),
-]
-FORMS = [
-    ("native", "float32", 1e-4),
-    ("native", "float16", 2e-2),
-    ("portable", "float32", 1e-4),
-    ("portable", "float16", 2e-2),
-]
+@pytest.mark.parametrize("step", range(1, 14))
+def test_an_interruption_at_any_step_leaves_nothing(small_checkpoint: Path, tmp_path: Path, step: int) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.done == step - 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(small_checkpoint, tmp_path / "out", on_progress=interrupt)
+    assert names(tmp_path) == []
 
 
-# Every network in the default form, the odder ones in every form.
-@pytest.mark.parametrize(
-    ("config", "flavour", "dtype", "tolerance"),
-    [(config, *form) for config in CONFIGS for form in (FORMS if config in CONFIGS[2:4] else FORMS[:1])],
-)
-def test_every_kind_of_network_computes_what_pytorch_does(
-    config: GPTConfig, flavour: str, dtype: str, tolerance: float, tmp_path: Path
-) -> None:
-    gpt, model = export(config, flavour, dtype)
-    ids = np.random.default_rng(0).integers(97, size=(2, 11))
-    found = run(model, tmp_path / "model.onnx", ids, config, dtype)
-    with torch.no_grad():
-        want = gpt(torch.from_numpy(ids)).numpy()
-    assert found.dtype == np.float32
-    assert np.abs(found - want).max() <= tolerance * max(1, np.abs(want).max())
-
-
-def test_nodes_axes_and_versions(tmp_path: Path) -> None:
-    _, model = export(BASE)
-    ir.save(model, tmp_path / "model.onnx")
-    onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
-    proto = onnx.load(tmp_path / "model.onnx")
-    # LayerNormalization came with opset 17, which came with IR version 8.
-    assert {opset.domain: opset.version for opset in proto.opset_import} == {"": 17, "com.microsoft": 1}
-    assert proto.ir_version == 8
-    assert collections.Counter(node.op_type for node in proto.graph.node) == {
-        "GroupQueryAttention": 2, "LayerNormalization": 5, "FastGelu": 2, "MatMul": 8, "FusedMatMul": 1, "Add": 11,
-        "Gather": 2, "GatherElements": 2, "Unsqueeze": 1, "Expand": 1,
-    }  # fmt: skip
-    shapes = {
-        tensor.name: [dim.dim_param or dim.dim_value for dim in tensor.type.tensor_type.shape.dim]
-        for tensor in (*proto.graph.input, *proto.graph.output)
-    }
-    cache = ["batch_size", 3, "cache_length", 16]
-    assert shapes == {
-        "input_ids": ["batch_size", "sequence_length"],
-        "position_ids": ["batch_size", "sequence_length"],
-        "seqlens_k": ["batch_size"],
-        "total_sequence_length": [],
-        "logit_positions": ["batch_size", "logit_count"],
-        "logits": ["batch_size", "logit_count", 97],
-        **{
-            f"{when}.{layer}.{kind}": cache
-            for when in ("past_key_values", "present")
-            for layer in (0, 1)
-            for kind in ("key", "value")
-        },
-    }
-    for node in proto.graph.node:
-        assert not node.doc_string
-        assert not node.metadata_props  # where in whose source tree it came from is nobody's business
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_portable_graph_has_standard_operators_and_the_axes_that_others_expect(dtype: str, tmp_path: Path) -> None:
-    _, model = export(BASE, "portable", dtype)
-    ir.save(model, tmp_path / "model.onnx")
-    onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
-    proto = onnx.load(tmp_path / "model.onnx")
-    assert {node.domain for node in proto.graph.node} == {""}
-    assert {opset.domain: opset.version for opset in proto.opset_import} == {"": 18}
-    assert proto.ir_version == 8
-    specs = {
-        tensor.name: (
-            onnx.helper.tensor_dtype_to_np_dtype(tensor.type.tensor_type.elem_type).name,
-            [dim.dim_param or dim.dim_value for dim in tensor.type.tensor_type.shape.dim],
-        )
-        for tensor in (*proto.graph.input, *proto.graph.output)
-    }
-    assert specs == {
-        "input_ids": ("int64", ["batch_size", "sequence_length"]),
-        "attention_mask": ("int64", ["batch_size", "total_sequence_length"]),
-        "position_ids": ("int64", ["batch_size", "sequence_length"]),
-        "logits": ("float32", ["batch_size", "sequence_length", 97]),
-        **{
-            f"{when}.{layer}.{kind}": (dtype, ["batch_size", 3, axis, 16])
-            for when, axis in (("past_key_values", "past_sequence_length"), ("present", "total_sequence_length"))
-            for layer in (0, 1)
-            for kind in ("key", "value")
-        },
-    }
-
-
-def test_a_graph_for_a_gpu_has_no_node_that_would_stay_on_the_cpu() -> None:
-    """ONNX Runtime computes shapes on the CPU; a session that forbids that refuses a graph with such nodes."""
-    _, model = export(BASE, "native", "float16")
-    kinds = {node.op_type for node in model.graph}
-    assert not kinds & {"Shape", "Size", "Range", "ConstantOfShape", "NonZero", "If", "Loop"}
-    integers = {ir.DataType.INT64, ir.DataType.INT32}
-    for node in model.graph:
-        assert all(value.dtype not in integers for value in node.outputs) or node.op_type in ("Unsqueeze", "Expand")
-
-
-def test_initializers_are_the_checkpoints_tensors_once(tmp_path: Path) -> None:
-    gpt, model = export(BASE)
-    state = gpt.state_dict()
-    found = {name: value.const_value for name, value in model.graph.initializers.items()}
-    assert state.keys() <= found.keys()
-    for name, tensor in state.items():
-        stored = found[name]
-        assert stored is not None
-        assert np.array_equal(stored.numpy(), tensor.numpy())
-    assert (
-        sum(value.size for value in found.values() if value is not None) - sum(t.numel() for t in state.values()) < 10
+def test_a_full_disk_leaves_nothing_and_says_so_in_one_line(small_checkpoint: Path, tmp_path: Path) -> None:
+    limit = 200_000  # bytes a file may have; the model needs more
+    code = (
+        f"import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+        f"from ortgpt.cli import main; main(['export', {str(small_checkpoint)!r}, '-o', {str(tmp_path / 'out')!r}])"
     )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert names(tmp_path) == []
 
 
-def test_in_float16_residual_additions_join_the_normalization_behind_them() -> None:
-    _, model = export(BASE, "native", "float16")
-    counts = collections.Counter(node.op_type for node in model.graph)
-    assert (counts["SkipLayerNormalization"], counts["LayerNormalization"]) == (5, 0)
+def test_a_graph_that_fails_its_verification_is_not_written(
+    small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(gpt: GPT, flavour: str, dtype: str) -> Any:
+        other = copy.deepcopy(gpt)
+        other.get_parameter("h.1.mlp.c_fc.bias").data += 0.1
+        return export_graph(other, flavour, dtype)
+
+    monkeypatch.setattr("ortgpt_exporter.export.export_graph", wrong)
+    with pytest.raises(
+        ExportError, match=r"does not compute what PyTorch does: prefill of 1: logits differ by .*accepted"
+    ):
+        export_bundle(small_checkpoint, tmp_path / "out")
+    assert names(tmp_path) == []
 
 
-def test_weights_that_happen_to_be_equal_stay_apart() -> None:
-    """All gains are 1 and all biases 0 in a new network; whoever quantises must find each by its name."""
-    gpt = GPT(BASE).eval()
-    model = export_graph(gpt, "native", "float32")
-    optimize_graph(model, BASE, "native", "float32")
-    assert gpt.state_dict().keys() <= model.graph.initializers.keys()
+def test_force_replaces_a_bundle_and_nothing_else(
+    small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    export_bundle(small_checkpoint, out)
+    other = write_checkpoint(tmp_path / "other", seed=9)
+    with pytest.raises(FileExistsError, match="already exists"):
+        export_bundle(other, out)
+    (out / "notes.txt").touch()
+    with pytest.raises(FileExistsError, match=r"also holds notes\.txt"):
+        export_bundle(other, out, force=True)
+    (out / "notes.txt").unlink()
+    (out / "my.onnx.notes").mkdir()
+    (out / "backup.onnx").touch()
+    with pytest.raises(FileExistsError, match=r"also holds backup\.onnx, my\.onnx\.notes"):
+        export_bundle(other, out, force=True)
+    (out / "my.onnx.notes").rmdir()
+    (out / "backup.onnx").unlink()
+    monkeypatch.chdir(out)
+    with pytest.raises(FileExistsError, match="is the current folder"):
+        export_bundle(other, ".", force=True)
+    monkeypatch.chdir(tmp_path)
+    (out / "vocab.json").unlink()  # even a damaged bundle
+    assert export_bundle(other, out, force=True).manifest.source.id == "other"
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "precious").touch()
+    for target in (tmp_path / "home", tmp_path / "other"):
+        with pytest.raises(FileExistsError, match="is no bundle"):
+            export_bundle(other, target, force=True)
+    assert names(tmp_path / "home") == ["precious"]
+    assert names(tmp_path) == ["home", "other", "out"]
 
 
-def test_an_operator_of_a_later_opset_raises_the_version() -> None:
-    _, model = export(replace(BASE, activation_function="gelu"))  # Gelu came with opset 20
-    assert (model.opset_imports[""], model.ir_version) == (20, 9)
+def test_a_failed_export_keeps_the_old_bundle(small_checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    before = export_bundle(small_checkpoint, out).manifest
+
+    def interrupt(progress: Progress) -> None:
+        if progress.done == 11:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(small_checkpoint, out, force=True, on_progress=interrupt)
+    assert open_bundle(out).manifest == before
+    assert names(tmp_path) == ["out"]
 
 
-def test_the_file_is_no_larger_than_its_weights(tmp_path: Path) -> None:
-    gpt, model = export(replace(PRESETS["minigpt"], vocab_size=5000))
-    ir.save(model, tmp_path / "model.onnx")
-    weights = 4 * sum(parameter.numel() for parameter in gpt.parameters())
-    assert weights <= (tmp_path / "model.onnx").stat().st_size <= 1.02 * weights
-    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+def test_rows_beyond_the_tokenizer_are_counted_and_never_generated(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "padded", vocab_size=320)
+    bundle = export_bundle(folder, tmp_path / "out")
+    assert bundle.manifest.masked_tokens == 20
+    with ortgpt.load(bundle.path) as generator:
+        rows = generator.generate_batch(["a", "b", "c"], max_new_tokens=40, temperature=5.0, top_k=0, seed=[1, 2, 3])
+        assert max(max(row.token_ids) for row in rows) < 300
+        with pytest.raises(ortgpt.PromptError, match="token id 300"):
+            generator.generate([300])
 
 
-@pytest.mark.parametrize(("head_dim", "padded"), [(1, 8), (7, 8), (8, 8), (9, 16), (12, 16), (64, 64), (100, 104)])
-def test_padded_head_dim(head_dim: int, padded: int) -> None:
-    assert padded_head_dim(head_dim) == padded
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"n_positions": 1},
+        {"n_positions": 2},
+        {"n_positions": 9, "n_layer": 1},
+        {"n_embd": 35, "n_head": 7, "n_inner": 50},
+        {"n_embd": 8, "n_head": 1, "activation_function": "relu"},
+        {"activation_function": "silu", "scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
+    ],
+)
+def test_odd_shapes_export_and_generate_what_transformers_does(config: dict[str, Any], tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "odd", seed=4, **config)
+    shape = {"vocab_size": 300, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 4}
+    model = random_model(4, **(shape | config))
+    with ortgpt.load(export_bundle(folder, tmp_path / "out").path) as generator:
+        room = generator.engine.config.n_positions
+        assert [check.name for check in generator.bundle.manifest.verification] == check_names(room)
+        for prompt in ([1], [7, 8, 9][:room]):
+            new = min(20, room - len(prompt))
+            if new:
+                found = generator.generate(prompt, max_new_tokens=new, eos_token_id=[])
+                assert found.token_ids == greedy_ids(model, prompt, new)
 
 
-@torch.no_grad()
-def test_padding_heads_changes_no_value_and_not_the_original() -> None:
-    config = replace(BASE, n_embd=36, n_head=3)
-    gpt = make_gpt(config)
-    before = {name: tensor.clone() for name, tensor in gpt.state_dict().items()}
-    padded = pad_heads(gpt, 16)
-    ids = torch.randint(97, (2, 20))
-    assert padded.state_dict()["h.1.attn.c_attn.weight"].shape == (36, 144)
-    assert padded.state_dict()["h.1.attn.c_proj.weight"].shape == (48, 36)
-    assert (padded(ids) - gpt(ids)).abs().max() <= 1e-5
-    assert all(torch.equal(before[name], tensor) for name, tensor in gpt.state_dict().items())
+def test_bad_input_is_refused_before_anything_is_written(small_checkpoint: Path, tmp_path: Path) -> None:
+    forms: list[tuple[dict[str, Any], str]] = [
+        ({"dtype": "int3"}, r"dtype = 'int3' with native for cpu \(accepted: float32, float16, int8, int4\)"),
+        ({"dtype": "float32", "target": "cuda"}, r"dtype = 'float32' with native for cuda \(accepted: float16\)"),
+        (
+            {"flavour": "portable", "target": "cuda"},
+            r"flavour = 'portable' with target = 'cuda' \(accepted: native for",
+        ),
+        ({"target": "tpu"}, "flavour = 'native' with target = 'tpu'"),
+    ]
+    for form, reason in forms:
+        with pytest.raises(OptionError, match=reason):
+            export_bundle(small_checkpoint, tmp_path / "out", **form)
+    with pytest.raises(ModelError, match="does not exist"):
+        export_bundle(tmp_path / "none", tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        export_bundle(tmp_path / "empty", tmp_path / "out")
+    assert names(tmp_path) == ["empty"]
 
 
-def test_float16_logits_far_from_zero_keep_their_differences(tmp_path: Path) -> None:
-    """Logits near -100 are multiples of 1/16 in float16; what all have in common must not cost the differences."""
-    gpt = make_gpt(BASE)
-    with torch.no_grad():
-        direction = torch.ones(48) / 48**0.5
-        gpt.get_parameter("wte.weight").sub_(4.0 * direction)
-        gpt.get_parameter("ln_f.bias").add_(25.0 * direction)
-    model = export_graph(gpt, "native", "float16")
-    optimize_graph(model, BASE, "native", "float16")
-    ids = np.random.default_rng(0).integers(97, size=(1, 30))
-    with torch.no_grad():
-        want = gpt(torch.from_numpy(ids)).numpy()
-    assert want.mean() < -90
-    found = run(model, tmp_path / "model.onnx", ids, BASE, "float16")
-    # Whatever a row has in common changes no probability.
-    apart = (found - found.mean(-1, keepdims=True)) - (want - want.mean(-1, keepdims=True))
-    assert np.abs(apart).max() < 0.5 / 16
-    assert len(np.unique(found[0, -1])) > 90  # of 97: few fall together
+@pytest.mark.parametrize("flavour", ["native", "portable"])
+def test_large_weights_and_all_of_a_native_graph_get_a_file_of_their_own(
+    flavour: str, small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = 4 * sum(parameter.numel() for parameter in load_gpt(small_checkpoint).parameters())
+    if flavour == "portable":
+        assert "model.onnx.data" not in names(export_bundle(small_checkpoint, tmp_path / "one", flavour=flavour).path)
+        monkeypatch.setattr("ortgpt_exporter.graph.save.MAX_GRAPH_BYTES", weights // 2)
+    bundle = export_bundle(small_checkpoint, tmp_path / "out", flavour=flavour)
+    assert 0.98 * weights <= (bundle.path / "model.onnx.data").stat().st_size <= 1.2 * weights  # but short biases
+    assert (bundle.path / "model.onnx").stat().st_size < 50_000
+    assert {"model.onnx", "model.onnx.data"} <= bundle.manifest.files.keys()
+    (bundle.path / "model.onnx.data").unlink()
+    with pytest.raises(ortgpt.BundleError, match=r"model\.onnx\.data is missing"):
+        ortgpt.load(bundle.path)
 
 
-def test_weights_that_float16_cannot_hold_are_named() -> None:
-    gpt = make_gpt(BASE)
-    assert halve(gpt).state_dict()["h.1.ln_2.weight"].dtype == torch.float16
-    with torch.no_grad():
-        gpt.get_parameter("h.1.mlp.c_fc.weight")[3, 4] = 70_000
-    with pytest.raises(ExportError, match=r"h\.1\.mlp\.c_fc\.weight has values beyond 65504.*export in float32"):
-        halve(gpt)
+@pytest.mark.parametrize("form", [{}, {"flavour": "portable"}, {"external_data": True, "flavour": "portable"}])
+def test_a_bundle_opens_from_anywhere_without_writing(
+    form: dict[str, Any], small_checkpoint: Path, small: ortgpt.Generator, tmp_path: Path
+) -> None:
+    """From another working directory, by a link, from an odd name, after a move, and on a disk that takes no byte."""
+    want = small.generate("It is", max_new_tokens=5).token_ids
+    places = tmp_path / "a  näme $HOME 'x'"
+    export_bundle(small_checkpoint, tmp_path / "first", **form).path.rename(tmp_path / "moved")
+    places.mkdir()
+    shutil.copytree(tmp_path / "moved", places / "日本 bundle")
+    (tmp_path / "link").symlink_to(places, target_is_directory=True)
+    code = (
+        "import resource, signal, sys, ortgpt\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "ids = ortgpt.load(sys.argv[1]).generate('It is', max_new_tokens=5).token_ids\n"
+        "print(ids)"
+    )
+    for cwd, path in (
+        ("/", tmp_path / "moved"),
+        (tmp_path, "moved"),
+        (tmp_path / "moved", "."),
+        (places, "日本 bundle"),
+        (tmp_path, "link/日本 bundle"),
+    ):
+        command = [sys.executable, "-c", code, str(path)]
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == (f"{want}\n", "")
 
 
-def test_a_graph_that_did_not_fuse_fails() -> None:
-    model = export_graph(make_gpt(BASE), "native", "float32")
-    check_graph(model, BASE, "native", "float32")
-    with pytest.raises(ExportError, match="2 GroupQueryAttention nodes for 3 layers"):
-        check_graph(model, replace(BASE, n_layer=3), "native", "float32")
-    with pytest.raises(ExportError, match=r"has the tensors.*97.*expected.*98"):
-        check_graph(model, replace(BASE, vocab_size=98), "native", "float32")
-    with pytest.raises(ExportError, match=r"has the tensors.*float32.*expected.*float16"):
-        check_graph(model, BASE, "native", "float16")
-    with pytest.raises(ExportError, match=r"com\.microsoft::FusedMatMul.*a portable one has only standard operators"):
-        check_graph(model, BASE, "portable", "float32")
-    next(node for node in model.graph if node.op_type == "GroupQueryAttention").op_type = "Attention"
-    with pytest.raises(ExportError, match="1 GroupQueryAttention nodes for 2 layers; expected one a layer"):
-        check_graph(model, BASE, "native", "float32")
+def test_float16_bundles_compute_in_float16_and_say_so(small_checkpoint: Path, tmp_path: Path) -> None:
+    forms: dict[str, dict[str, Any]] = {
+        "cuda": {"target": "cuda"},
+        "half": {"dtype": "float16"},
+        "portable": {"dtype": "float16", "flavour": "portable"},
+    }
+    for name, form in forms.items():
+        bundle = export_bundle(small_checkpoint, tmp_path / name, **form)
+        graph = bundle.manifest.graphs[0]
+        assert len(bundle.manifest.graphs) == (2 if name == "cuda" else 1)
+        assert graph.cache is not None
+        assert (graph.cache.dtype, bundle.manifest.precision.dtype) == ("float16", "float16")
+        assert graph.target == ("cuda" if name == "cuda" else "cpu")
+        assert bundle.manifest.precision.promise == Promise(kind="bounded", relative_logit_bound=2e-2)
+        for check in bundle.manifest.verification:
+            assert 1e-5 < check.max_abs_diff < check.tolerance
+            assert check.tolerance == pytest.approx(2e-2 * max(1, check.max_abs_logit), rel=1e-5)
+        with ortgpt.load(bundle.path, device="cpu") as generator:
+            assert len(generator.generate_batch(["It is", "a truth universally"], max_new_tokens=9)) == 2
 
 
-def test_a_fusion_that_missed_a_place_fails() -> None:
-    model = export_graph(make_gpt(BASE), "native", "float32")
-    with pytest.raises(ExportError, match=r"'activation': 2.*this network has.*'activation': 3"):
-        optimize_graph(model, replace(BASE, n_layer=3), "native", "float32")
+@pytest.mark.slow
+def test_gpt2_xl_exports_and_verifies_within_20_gb(tmp_path: Path) -> None:
+    xl = PRESETS["gpt2-xl"]
+    shape = {"n_positions": xl.n_positions, "n_embd": xl.n_embd, "n_layer": xl.n_layer, "n_head": xl.n_head}
+    write_checkpoint(tmp_path / "xl", vocab_size=xl.vocab_size, **shape)
+    code = (
+        "import resource, sys; from ortgpt_exporter import export_bundle\n"
+        "bundle = export_bundle(sys.argv[1], sys.argv[2])\n"
+        "print(len(bundle.manifest.verification), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "xl"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    checks, peak_kb = map(int, done.stdout.split())
+    assert checks == 7
+    assert peak_kb * 1024 < 20e9
+    assert (tmp_path / "out" / "model.onnx.data").stat().st_size > 6.2e9
 
 
-def test_exporting_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for flavour, dtype, _ in FORMS:
-            export_graph(make_gpt(BASE), flavour, dtype)
-    assert [str(warning.message) for warning in caught] == []
-    out, err = capfd.readouterr()
-    assert (out, err) == ("", "")
+def test_what_the_checkpoint_says_of_generation_is_carried_over(small_checkpoint: Path, small_bundle: Path) -> None:
+    ours = json.loads((small_bundle / "generation_config.json").read_text())
+    theirs = json.loads((small_checkpoint / "generation_config.json").read_text())
+    assert ours == theirs

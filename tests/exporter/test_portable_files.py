@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from ortgpt_exporter.checkpoint.tokenizer_files import read_tokenizer
 from ortgpt_exporter.portable_files import genai_config, portable_files
-from ortgpt_exporter.tokenizer_files import read_tokenizer
 from ortgpt_models import GPTConfig
 from support import write_real_tokenizer, write_small_tokenizer
 

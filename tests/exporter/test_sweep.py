@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ortgpt.cli import main
+from ortgpt.cli.main import main
 from ortgpt_exporter import Quantization
 from ortgpt_exporter.sweep import Trial, mark_frontier, plot_trials, sweep_bundle
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ortgpt_exporter.checkpoint import load_checkpoint
+from ortgpt_exporter.checkpoint.load import load_checkpoint
 from ortgpt_models import ModelError, load_gpt
 from ortgpt_models.files import MAX_JSON_BYTES, file_is_there, read_json_object
 from support import write_checkpoint

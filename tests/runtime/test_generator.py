@@ -11,7 +11,7 @@ import pytest
 
 import ortgpt
 from ortgpt import ClosedError, ContextLengthError, OptionError, PromptError, UnknownOptionError
-from ortgpt.engine import Engine
+from ortgpt.engine.engine import Engine
 from support import greedy_ids
 
 PROMPTS = ["It is a truth", "", "a single man", "universally acknowledged, that", "Café — 日本"]
@@ -150,7 +150,7 @@ def test_bad_calls_are_refused(small: ortgpt.Generator) -> None:
     assert len(small.generate_batch(iter(["a", "b"]), max_new_tokens=1)) == 2
     assert len(small.generate_batch(np.array([[1, 2], [3, 4]]), max_new_tokens=1)) == 2
     with pytest.raises(UnknownOptionError, match="max_tokens"):
-        small.generate("x", max_tokens=3)
+        small.generate("x", max_tokens=3)  # type: ignore[call-arg]
     with pytest.raises(OptionError, match="eos_token_id = 300"):
         small.generate("x", eos_token_id=300)
     with pytest.raises(OptionError, match="verify = 'no'"):

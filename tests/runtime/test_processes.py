@@ -21,10 +21,10 @@ from click.testing import CliRunner
 import make_selftest
 import ortgpt
 from ortgpt import ClosedError
-from ortgpt.bundle import open_bundle
-from ortgpt.cli import main
-from ortgpt.doctor import SELF_TEST, SELF_TEST_IDS, SELF_TEST_PROMPT, diagnose
-from ortgpt.scoring import continuation_logprobs
+from ortgpt.bundle.folder import open_bundle
+from ortgpt.cli.main import main
+from ortgpt.decode.scoring import continuation_logprobs
+from ortgpt.tools.doctor import SELF_TEST, SELF_TEST_IDS, SELF_TEST_PROMPT, diagnose
 from ortgpt_exporter import export_bundle
 from support import greedy_ids
 
@@ -102,7 +102,7 @@ def test_a_pickled_generator_loads_the_bundle_anew(
         want = generate(small).token_ids
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             assert pool.submit(generate, small).result(timeout=120).token_ids == want
-        monkeypatch.setattr("ortgpt.session.allowed_cpus", lambda: 1)  # as on a smaller machine
+        monkeypatch.setattr("ortgpt.ort.session.allowed_cpus", lambda: 1)  # as on a smaller machine
         for generator, threads in ((small, 1), (three, 3)):
             with pickle.loads(pickle.dumps(generator)) as again:
                 assert again is not generator
@@ -208,11 +208,11 @@ def test_the_self_test_passes_and_notices_a_wrong_answer(monkeypatch: pytest.Mon
     assert values["cpus_allowed"] >= 1
     assert values["faults"] == []
     assert "passed in" in CliRunner().invoke(main, ["doctor"]).stdout
-    monkeypatch.setattr("ortgpt.doctor.SELF_TEST_IDS", (1, 2, 3))
+    monkeypatch.setattr("ortgpt.tools.doctor.SELF_TEST_IDS", (1, 2, 3))
     failed = CliRunner().invoke(main, ["doctor"])
     assert failed.exit_code == 1
     assert "FAULT: the self-test gave the tokens" in failed.stdout
-    monkeypatch.setattr("ortgpt.wheels.installed_wheels", lambda: ["onnxruntime", "onnxruntime-gpu"])
+    monkeypatch.setattr("ortgpt.ort.package.installed_wheels", lambda: ["onnxruntime", "onnxruntime-gpu"])
     both = CliRunner().invoke(main, ["doctor"])
     assert both.exit_code == 1
     assert "FAULT: onnxruntime and onnxruntime-gpu are both installed" in both.stdout

@@ -1,0 +1,362 @@
+"""Download what an export needs of a Hugging Face repository into the cache of `huggingface_hub`.
+
+`huggingface_hub` does the transfer, the cache and the tokens, and reads the environment variables (HF_HUB_OFFLINE,
+HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT). It is imported by the first call. Knows no tensors and no tokenizers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import logging
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ortgpt.contract import File
+from ortgpt_exporter.checkpoint.lora import ADAPTER_CONFIG_FILE, ADAPTER_FILES
+from ortgpt_exporter.checkpoint.tokenizer_files import ADDED_TOKENS_JSON
+from ortgpt_exporter.errors import ExportError
+from ortgpt_models.hf_checkpoint import CONFIG_FILE, WEIGHTS_SOURCES
+from ortgpt_models.progress import OnProgress, Progress
+from ortgpt_models.tensor_files import INDEX_SUFFIX, read_weight_map
+
+_NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
+_REPO_ID = re.compile(f"{_NAME}/{_NAME}")
+# A path with one of these endings that does not exist is a mistyped path, not a repository.
+_FILE_ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".json", ".git")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_TIMEOUT_S = 10.0
+_REPORT_EVERY_S = 0.1
+_GO_ONLINE = "run once with network and without HF_HUB_OFFLINE to download it, or set HF_HUB_CACHE to the cache that has it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The files to take from a repository."""
+
+    required: tuple[str, ...] = ()
+    """Files that the repository must have."""
+    one_of: tuple[str, ...]
+    """Files of which the repository must have one; only the first that it has is taken, and the shards it lists."""
+    optional: tuple[str, ...] = ()
+    """Files to take if the repository has them."""
+
+
+TOKENIZER = Part(
+    one_of=(File.VOCAB, File.TOKENIZER),
+    optional=(File.VOCAB, File.MERGES, File.TOKENIZER, ADDED_TOKENS_JSON, File.TOKENIZER_CONFIG),
+)
+CHECKPOINT = Part(
+    required=(CONFIG_FILE,),
+    one_of=WEIGHTS_SOURCES,
+    optional=(File.GENERATION_CONFIG, "README.md", *TOKENIZER.optional),
+)
+ADAPTER = Part(required=(ADAPTER_CONFIG_FILE,), one_of=ADAPTER_FILES, optional=("README.md",))
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The files of one commit in the cache."""
+
+    folder: Path
+    """The folder of the cache that holds them."""
+    commit: str
+    """The commit hash, 40 hexadecimal digits."""
+    notes: tuple[str, ...] = ()
+    """Facts to tell the user, one line each."""
+
+
+class _NotCachedError(ExportError):
+    """The cache does not have every file that is needed."""
+
+
+def looks_like_hub_id(name: str) -> bool:
+    """Say whether `name` has the form owner/name and is not a file's; the repository need not exist."""
+    return (
+        bool(_REPO_ID.fullmatch(name))
+        and "--" not in name
+        and ".." not in name
+        and len(name) <= 96
+        and not name.endswith(_FILE_ENDINGS)
+    )
+
+
+def download(
+    repo_id: str,
+    *,
+    revision: str | None = None,
+    part: Part = CHECKPOINT,
+    on_progress: OnProgress = lambda progress: None,
+) -> Snapshot:
+    """Bring the files of `part` into the cache of `huggingface_hub`, and return their folder and commit.
+
+    `revision` is a branch (default: `main`), a tag or a commit hash. Files that the cache has are not downloaded again.
+    Offline, or if the hub does not answer, the cached snapshot serves. `on_progress` counts bytes; it is called in the
+    caller's thread, and an exception that it raises ends the download. Raises ExportError, one line for each failure,
+    or ModelError for a damaged index of shards.
+    """
+    if revision is not None and not revision.strip():
+        raise ExportError("the revision is empty (accepted: a branch, a tag or a commit hash of the repository)")
+    with _quiet(), _one_line_errors(repo_id, revision):
+        from huggingface_hub import constants
+
+        if constants.is_offline_mode():
+            return _cached(repo_id, revision, part)
+        try:
+            commit, sizes = _list_files(repo_id, revision)
+        except OSError as error:
+            if not _is_silence(error):
+                raise
+            with contextlib.suppress(_NotCachedError):
+                cached = _cached(repo_id, revision, part)
+                note = f"{constants.ENDPOINT} did not answer; {repo_id} was taken from the cache, commit {cached.commit}"
+                return replace(cached, notes=(note,))
+            raise
+        return _fetch(repo_id, revision, part, commit, sizes, on_progress)
+
+
+def _list_files(repo_id: str, revision: str | None) -> tuple[str, dict[str, int]]:
+    """Return the commit hash of a revision, and the size in bytes of each of its files."""
+    from huggingface_hub import HfApi
+
+    info = HfApi(library_name="ortgpt").model_info(repo_id, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
+    if info.sha is None or info.siblings is None:
+        raise KeyError("sha or siblings")
+    return info.sha, {file.rfilename: file.size or 0 for file in info.siblings}
+
+
+def _is_silence(error: Exception) -> bool:
+    """Tell whether an error means that the hub did not answer; a refusal is an answer."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code >= 500
+    return isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.LocalProtocolError)
+
+
+def _fetch(
+    repo_id: str, revision: str | None, part: Part, commit: str, sizes: dict[str, int], on_progress: OnProgress
+) -> Snapshot:
+    """Download what `part` needs of the files that `commit` has; `sizes` are theirs in bytes."""
+    from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
+
+    counter = _ByteCounter()
+
+    def snapshot(names: list[str]) -> Path:
+        patterns = [glob.escape(name) for name in names]
+        # One file after the other, so that an error or Ctrl-C leaves one unfinished file at most. The revision goes by
+        # its name, so that the cache remembers which commit it is.
+        return Path(
+            snapshot_download(
+                repo_id, revision=revision, allow_patterns=patterns, library_name="ortgpt", max_workers=1,
+                tqdm_class=counter.bar_class(),
+            )
+        )  # fmt: skip
+
+    where = f"{repo_id} on {constants.ENDPOINT}"
+    names = _choose(sizes, part, where)
+    index = next((name for name in names if name.endswith(INDEX_SUFFIX)), None)
+    if index is not None:
+        names += _shards(snapshot([index]) / index, sizes, where)
+    cached = [name for name in names if isinstance(try_to_load_from_cache(repo_id, name, revision=commit), str)]
+    counter.done = sum(sizes[name] for name in cached)
+    total = sum(sizes[name] for name in names)
+    activity = f"downloading {repo_id}, {total / 1e6:,.1f} MB"
+    folder = counter.run(
+        lambda: snapshot(names), lambda done: on_progress(Progress(activity, min(done, total), max(total, 1)))
+    )
+    if folder.name != commit:  # the branch moved after its files were listed
+        return _fetch(repo_id, folder.name, part, *_list_files(repo_id, folder.name), on_progress)
+    on_progress(Progress(activity, max(total, 1), max(total, 1)))
+    return Snapshot(folder, commit)
+
+
+def _cached(repo_id: str, revision: str | None, part: Part, *, with_tokenizer: bool = False) -> Snapshot:
+    """Return the snapshot that the cache holds. Raises _NotCachedError if it lacks what is needed.
+
+    A checkpoint need not have a tokenizer, but the cache may lack one that the repository has: `with_tokenizer` wants
+    one.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    where = f"{repo_id}{f' at {revision}' if revision else ''} in the cache {constants.HF_HUB_CACHE}"
+    try:
+        folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True, allow_patterns=[]))
+        names = {file.name for file in folder.iterdir() if file.is_file()}
+        chosen = _choose(names, part, where)
+        for name in chosen:
+            if name.endswith(INDEX_SUFFIX):
+                _shards(folder / name, names, where)
+    except LocalEntryNotFoundError:
+        raise _NotCachedError(f"{repo_id} is not a folder here, and not in the cache: no {where}; {_GO_ONLINE}") from None
+    except ExportError as error:
+        raise _NotCachedError(f"{error}; {_GO_ONLINE}") from None
+    if with_tokenizer and not names & set(TOKENIZER.one_of):
+        raise _NotCachedError(f"{where} has no tokenizer; {_GO_ONLINE}")
+    return Snapshot(folder, folder.name)
+
+
+def _choose(names: Collection[str], part: Part, where: str) -> list[str]:
+    """Return the files to take from `names`. Raises ExportError naming what is missing."""
+    first = next((name for name in part.one_of if name in names), None)
+    missing = [name for name in part.required if name not in names]
+    if first is None:
+        missing.append(" or ".join(part.one_of))
+    if missing or first is None:
+        others = ", ".join(sorted(name for name in names if "/" not in name and not name.startswith("."))[:12])
+        raise ExportError(f"{where} has no {', no '.join(missing)} (found: {others or 'nothing'})")
+    return [*(name for name in (*part.required, *part.optional) if name in names and name != first), first]
+
+
+def _shards(index: Path, names: Collection[str], where: str) -> list[str]:
+    """Return the files that an index lists. Raises ExportError for one that is not in `names`."""
+    shards = sorted(set(read_weight_map(index).values()))
+    missing = [name for name in shards if name not in names]
+    if missing:
+        raise ExportError(f"{where} lacks {', '.join(missing[:5])}, which its {index.name} lists")
+    return shards
+
+
+class _ByteCounter:
+    """Counts the bytes that `huggingface_hub` writes in a thread of its own, and can stop that thread."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self._stopped = False
+
+    def run(self, job: Callable[[], Path], report: Callable[[int], None]) -> Path:
+        """Return what `job` returns; meanwhile call `report` in this thread with the bytes done."""
+        with ThreadPoolExecutor(1) as pool:
+            future: Future[Path] = pool.submit(job)
+            try:
+                while not future.done():
+                    report(self.done)
+                    wait([future], _REPORT_EVERY_S)
+            except BaseException:
+                self._stopped = True
+                raise
+        return future.result()
+
+    def bar_class(self) -> Any:
+        """Return a class of tqdm bars that show nothing: the bar of bytes written adds to this counter."""
+        from huggingface_hub.utils import tqdm
+
+        counter = self
+
+        class Bar(tqdm):
+            def __init__(self, *args: Any, name: str | None = None, **settings: Any) -> None:
+                super().__init__(*args, **settings | {"disable": True})
+                self._counts_bytes = name == "huggingface_hub.snapshot_download"
+
+            def update(self, n: float | None = 1) -> None:
+                if counter._stopped:
+                    raise InterruptedError("the download was stopped")
+                if self._counts_bytes:
+                    counter.done += int(n or 0)
+
+        return Bar
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep `huggingface_hub` from writing to stderr; what it logs still reaches the caller's own handlers."""
+    import huggingface_hub  # noqa: F401  (its logger gets its handler when it is imported)
+
+    def mute(record: logging.LogRecord) -> bool:
+        return False
+
+    own = [item for item in logging.getLogger("huggingface_hub").handlers if type(item) is logging.StreamHandler]
+    for handler in own:
+        handler.addFilter(mute)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="huggingface_hub")
+            yield
+    finally:
+        for handler in own:
+            handler.removeFilter(mute)
+
+
+@contextlib.contextmanager
+def _one_line_errors(repo_id: str, revision: str | None) -> Iterator[None]:
+    """Turn what `huggingface_hub` raises into an ExportError: what is wrong and what to do, without the token."""
+    import httpx2
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        yield
+    except ExportError:
+        raise
+    except (HfHubHTTPError, httpx2.HTTPError, httpx2.InvalidURL, OSError, RuntimeError, UnicodeError) as error:
+        cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) and error.__cause__ else error
+        raise ExportError(_message(cause, repo_id, revision)) from error
+    except HFValidationError as error:
+        raise ExportError(f"{repo_id!r} is not a hub id (accepted: owner/name): {_one_line(error)}") from error
+
+
+def _message(error: BaseException, repo_id: str, revision: str | None) -> str:
+    """Return one line for an error of `huggingface_hub` or of the cache's file system."""
+    import httpx2
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    cache = f"the cache {constants.HF_HUB_CACHE}"
+    if isinstance(error, HfHubHTTPError):
+        return _refusal(error, repo_id, revision)
+    if isinstance(error, (httpx2.LocalProtocolError, UnicodeError)):  # its own message would show the token
+        return "HF_TOKEN has characters that no token has; set it to a token of the hub, or unset it"
+    if isinstance(error, (httpx2.HTTPError, httpx2.InvalidURL, LocalEntryNotFoundError)):
+        return (
+            f"{repo_id} is not a folder here, and {constants.ENDPOINT} cannot be reached: {_one_line(error)}; check "
+            "the network and HF_ENDPOINT, or copy the repository here"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space is left for {repo_id} in {cache}; free some, or set HF_HUB_CACHE to a folder elsewhere"
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{cache} cannot take {repo_id}: {error.strerror}; set HF_HUB_CACHE to a folder that can"
+    other = "" if isinstance(error, OSError) else ", or with HF_HUB_DISABLE_XET=1"  # hf_xet raises RuntimeError
+    return f"the download of {repo_id} broke: {_one_line(error)}; run it again{other}: whole files are kept"
+
+
+def _refusal(error: Any, repo_id: str, revision: str | None) -> str:
+    """Return one line for an error status of the hub."""
+    from huggingface_hub import constants, get_token
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    status = error.response.status_code
+    url = f"{constants.ENDPOINT}/{repo_id}"
+    token = "the token in use has no access" if get_token() else "no token is set"
+    if isinstance(error, GatedRepoError):
+        return f"{repo_id} is gated and {token}: ask for access at {url}, then set HF_TOKEN or run `hf auth login`"
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            f"{repo_id} is not a folder here, and {constants.ENDPOINT} shows no such repository ({token}); correct the "
+            "name, or set HF_TOKEN if it is private"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return (
+            f"{repo_id} has no revision {revision or constants.DEFAULT_REVISION!r} (accepted: a branch, a tag or a "
+            f"commit hash; see {url}/commits)"
+        )
+    if status in (401, 403):
+        return (
+            f"{constants.ENDPOINT} refuses {repo_id} with status {status} and {token}; set HF_TOKEN to one that has it"
+        )
+    if status == 429:
+        return f"{constants.ENDPOINT} had too many requests from here; wait some minutes, or set HF_TOKEN ({token})"
+    said = f": {_one_line(error.server_message)}" if error.server_message else ""
+    return f"{constants.ENDPOINT} answers {repo_id} with status {status}{said}; try again later"
+
+
+def _one_line(error: object) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:197]}..."

@@ -1,0 +1,175 @@
+"""From a PyTorch `GPT` to an ONNX graph with the tensors and named axes of the contract. Knows no files."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from ortgpt.contract import DType, Flavour, KVShape, Spec, graph_tensors
+from ortgpt_exporter.errors import ExportError
+from ortgpt_exporter.graph.torch_modules import ATTENTION, GRAPHS, MICROSOFT, WideEmbedding
+from ortgpt_models import GPT, GPTConfig
+from ortgpt_models.gpt import Conv1D
+
+# The first opset with Gelu, so that the native activation is one node to recognise; `optimize` lowers it where it can.
+# A portable graph gets its parts instead, which every runtime has.
+_OPSETS = {Flavour.NATIVE: 20, Flavour.PORTABLE: 18}
+_HEAD_DIM_MULTIPLE = 8  # of GroupQueryAttention
+_DTYPES = {
+    ir.DataType.FLOAT: DType.FLOAT32,
+    ir.DataType.FLOAT16: DType.FLOAT16,
+    ir.DataType.INT32: DType.INT32,
+    ir.DataType.INT64: DType.INT64,
+}
+
+
+def export_graph(gpt: GPT, flavour: str, dtype: str) -> ir.Model:
+    """Export `gpt`, which stays as it is, as a graph that computes and caches in `dtype`, "float32" or "float16".
+
+    Raises ExportError unless the attention came out as it must and every tensor has the contract's type and axes, or
+    when a weight is too large for float16.
+    """
+    config = gpt.config
+    head_dim = cache_head_dim(config, flavour)
+    if dtype == DType.FLOAT16:
+        gpt = halve(gpt)
+    if head_dim != config.head_dim:
+        gpt = pad_heads(gpt, head_dim)
+    module = GRAPHS[flavour](gpt).eval()
+    inputs, outputs = tensors_of(config, flavour, dtype)
+    with _quiet():
+        program = torch.onnx.export(
+            module,
+            module.example,
+            dynamo=True,
+            opset_version=_OPSETS[flavour],
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_shapes=module.dynamic_shapes,
+            verbose=False,
+            optimize=False,  # it would fold the transposed head of a small model into a second copy
+        )
+    assert program is not None  # dynamo=True always returns a program
+    model = program.model
+    for value in list(model.graph.initializers.values()):
+        assert value.name is not None
+        value.name = value.name.removeprefix("gpt.")  # the checkpoint's own names
+    _name_axes(model, inputs | outputs)
+    check_graph(model, config, flavour, dtype)
+    return model
+
+
+def _name_axes(model: ir.Model, specs: dict[str, Spec]) -> None:
+    """Give the dynamic axes that torch made up itself, sums of others say, the contract's names."""
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        axes = specs[value.name or ""][1]
+        if value.shape is not None and len(value.shape) == len(axes):
+            value.shape = ir.Shape(
+                [
+                    axis if isinstance(axis, str) and not isinstance(dim, int) else dim
+                    for dim, axis in zip(value.shape, axes, strict=True)
+                ]
+            )
+
+
+def check_graph(model: ir.Model, config: GPTConfig, flavour: str, dtype: str) -> None:
+    """Raise ExportError unless `model` has the tensors of the contract, and the attention of its flavour."""
+    found = sum(node.op_type == ATTENTION and node.domain == MICROSOFT for node in model.graph)
+    if flavour == Flavour.NATIVE and found != config.n_layer:
+        raise ExportError(f"the graph has {found} {ATTENTION} nodes for {config.n_layer} layers; expected one a layer")
+    foreign = sorted({f"{node.domain}::{node.op_type}" for node in model.graph if node.domain})
+    if flavour == Flavour.PORTABLE and foreign:
+        raise ExportError(f"the graph has {', '.join(foreign)}; a portable one has only standard operators")
+    for wanted, values in zip(
+        tensors_of(config, flavour, dtype), (model.graph.inputs, model.graph.outputs), strict=True
+    ):
+        specs = {
+            value.name: (
+                "" if value.dtype is None else _DTYPES.get(value.dtype, value.dtype.name),
+                tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape or ()),
+            )
+            for value in values
+        }
+        if list(specs.items()) != list(wanted.items()):
+            raise ExportError(f"the graph has the tensors {specs}; expected {wanted}")
+
+
+def tensors_of(config: GPTConfig, flavour: str, dtype: str) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    """Return the contract's inputs and outputs for a network with a cache of `dtype`."""
+    kv_shape = KVShape(
+        n_layer=config.n_layer, n_head=config.n_head, head_dim=cache_head_dim(config, flavour), dtype=dtype
+    )
+    return graph_tensors(flavour, kv_shape, config.vocab_size)
+
+
+def cache_head_dim(config: GPTConfig, flavour: str) -> int:
+    """Return the head size in the cache; the fused operator takes multiples of 8."""
+    return padded_head_dim(config.head_dim) if flavour == Flavour.NATIVE else config.head_dim
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Return the next multiple of 8."""
+    return -(-head_dim // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE
+
+
+@torch.no_grad()
+def halve(gpt: GPT) -> GPT:
+    """Return a copy in float16, its embedding a WideEmbedding.
+
+    Raises ExportError naming the weights that float16 cannot hold.
+    """
+    state = {name: tensor.to(torch.float16) for name, tensor in gpt.state_dict().items()}
+    bad = [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]
+    if bad:
+        raise ExportError(
+            f"{', '.join(bad[:3])} has values beyond {torch.finfo(torch.float16).max:.0f}, the largest in float16; "
+            "export in float32"
+        )
+    with torch.device("meta"):
+        half = GPT(gpt.config)
+    half.load_state_dict(state, assign=True)
+    half.wte = WideEmbedding(half.wte.weight)  # type: ignore[assignment]  # called like the one it replaces
+    return half.eval()
+
+
+def pad_heads(gpt: GPT, head_dim: int) -> GPT:
+    """Return a copy whose heads are `head_dim` wide, the added columns zero: the same function, at the same scale."""
+    gpt = copy.deepcopy(gpt)
+    n_embd, n_head, old = gpt.config.n_embd, gpt.config.n_head, gpt.config.head_dim
+    for block in gpt.h:
+        attn: Any = block.attn
+        sizes = (n_embd, 3 * n_head * head_dim), (n_head * head_dim, n_embd)
+        c_attn, c_proj = (Conv1D(*size).to(gpt.wte.weight.dtype) for size in sizes)
+        pad = (0, head_dim - old)
+        with torch.no_grad():
+            weight = attn.c_attn.weight.view(n_embd, 3, n_head, old)
+            c_attn.weight.copy_(nn.functional.pad(weight, pad).reshape(n_embd, -1))
+            c_attn.bias.copy_(nn.functional.pad(attn.c_attn.bias.view(3, n_head, old), pad).reshape(-1))
+            rows = attn.c_proj.weight.view(n_head, old, n_embd)
+            c_proj.weight.copy_(nn.functional.pad(rows, (0, 0, *pad)).reshape(-1, n_embd))
+            c_proj.bias.copy_(attn.c_proj.bias)
+        attn.c_attn, attn.c_proj = c_attn, c_proj
+    return gpt
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's exporter from writing about torchvision and axis names that it merges, as it is meant to."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*axis name", category=UserWarning)
+            warnings.filterwarnings("ignore", message=".*treespec", category=FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)

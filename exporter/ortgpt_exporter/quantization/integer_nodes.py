@@ -1,0 +1,219 @@
+"""The nodes that compute with a matrix of integers, for each flavour of graph. Knows no recipe and rounds nothing.
+
+Each function takes a node that multiplies by a weight, or looks rows up in it, and returns the nodes that do so with
+the integers, the last of them in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from ortgpt.contract import Flavour
+from ortgpt_exporter.errors import ExportError
+from ortgpt_exporter.graph.initializers import constant
+from ortgpt_exporter.graph.torch_modules import MICROSOFT
+from ortgpt_exporter.quantization.blocks import Blocks, unpack
+
+MakeNodes = Callable[[ir.Graph, ir.Node, str, Blocks], list[ir.Node]]
+
+_ACCURACY_LEVEL = 4  # compute in int8: twice as fast as the default, which widens the weights
+_ZERO = 128  # the byte that stands for zero in activations: signed ones would miss the fast kernel
+# What a GELU returns is never below this, so that fewer bytes are needed for what is negative.
+_GELUS, _GELU_LEAST = ("Gelu", "FastGelu"), 0.1701
+_GELU_ZERO = 32
+_FLOAT = ir.DataType.FLOAT
+ROW_SCALES = "row_scales"  # of a matrix whose blocks have one scale a row, stored once
+
+
+def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
+    """Multiply by integers in blocks; activations are rounded to 8 bits, block by block."""
+    rows, count, _ = blocks.integers.shape
+    tied = is_transposed(node)  # the look-up reads the same tensors, in its own shape
+    before: list[ir.Node] = []
+    if blocks.row_scales is not None and not tied:  # stored once a row, and repeated when the graph is opened
+        sizes = constant(graph, f"ortgpt.blocks.{rows}.{count}", np.array([rows, count]))
+        repeat = ir.node("Expand", [constant(graph, f"{name}.{ROW_SCALES}", blocks.row_scales[:, None]), sizes])
+        flatten = ir.node("Reshape", [repeat.outputs[0], constant(graph, "ortgpt.flat", np.array([-1]))])
+        before = [repeat, flatten]
+        stored = [constant(graph, f"{name}.int{blocks.bits}", blocks.packed()), flatten.outputs[0]]
+    else:
+        stored = _stored(graph, name, blocks, flat=not tied)
+    if tied:
+        shape = constant(graph, f"{name}.shape", np.array([rows, count, blocks.packed_width]))
+        flat = constant(graph, "ortgpt.flat", np.array([-1]))
+        before = [ir.node("Reshape", [value, flat if place else shape]) for place, value in enumerate(stored)]
+        stored = [reshape.outputs[0] for reshape in before]
+    attributes = {
+        "K": count * blocks.block_size,
+        "N": rows,
+        "bits": blocks.bits,
+        "block_size": blocks.block_size,
+        "accuracy_level": _ACCURACY_LEVEL,
+    }
+    return [*before, ir.node("MatMulNBits", [node.inputs[0], *stored], attributes, domain=MICROSOFT)]
+
+
+def unpacked(node: ir.Node) -> Blocks:
+    """Return the blocks that nbits_matmul() made a node of, unless they have one scale a row."""
+    rows, width, bits, block_size = (node.attributes[name].as_int() for name in ("N", "K", "bits", "block_size"))
+    tensors = [value.const_value for value in node.inputs[1:] if value is not None and value.const_value is not None]
+    integers, scales, *rest = (tensor.numpy() for tensor in tensors)
+    count = width // block_size
+    return Blocks(
+        bits=bits,
+        integers=unpack(integers.reshape(rows, -1), bits).reshape(rows, count, block_size),
+        scales=scales.reshape(rows, count),
+        zero_points=unpack(rest[0].reshape(rows, -1), bits)[:, :count] if rest else None,
+    )
+
+
+def nbits_gather(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
+    quantized, *scales = _stored(graph, name, blocks, flat=False)
+    attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": blocks.block_size, "bits": blocks.bits}
+    return [ir.node("GatherBlockQuantized", [quantized, node.inputs[1], *scales], attributes, domain=MICROSOFT)]
+
+
+def _stored(graph: ir.Graph, name: str, blocks: Blocks, *, flat: bool) -> list[ir.Value]:
+    """Return integers, scales and zero points, if any, as initializers, made once a matrix.
+
+    `flat` is how MatMulNBits wants them, (rows, blocks, bytes) and one axis; otherwise all are (rows, …).
+    """
+    bits_name, scales_name, zeros_name = f"{name}.int{blocks.bits}", f"{name}.scales", f"{name}.zero_points"
+    if bits_name not in graph.initializers:
+        packed, zero_points = blocks.packed(), blocks.packed_zero_points()
+        constant(graph, bits_name, packed if flat else packed.reshape(len(packed), -1))
+        constant(graph, scales_name, blocks.scales.reshape(-1) if flat else blocks.scales)
+        if zero_points is not None:
+            constant(graph, zeros_name, zero_points.reshape(-1) if flat else zero_points)
+    return [graph.initializers[each] for each in (bits_name, scales_name, zeros_name) if each in graph.initializers]
+
+
+def dequantized_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
+    """Multiply by what DequantizeLinear makes of 4-bit integers (opset 21).
+
+    ONNX Runtime takes the two for a MatMulNBits.
+    """
+    columns = blocks.integers.reshape(len(blocks.integers), -1).T  # (in, out), as MatMul wants it
+    signed = blocks.zero_points is None
+    kind = ml_dtypes.int4 if signed else ml_dtypes.uint4
+    integers = (columns.astype(np.int8) - 8 if signed else columns).astype(kind)
+    weights = [
+        constant(graph, f"{name}.int4", integers),
+        constant(graph, f"{name}.scales", np.ascontiguousarray(blocks.scales.T)),
+    ]
+    if blocks.zero_points is not None:
+        weights.append(constant(graph, f"{name}.zero_points", blocks.zero_points.T.astype(kind)))
+    widened = ir.node("DequantizeLinear", weights, {"axis": 0, "block_size": blocks.block_size})
+    return [widened, ir.node("MatMul", [node.inputs[0], widened.outputs[0]])]
+
+
+def rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
+    """Multiply 8-bit activations, one scale a row, by 8-bit weights, one scale a column; standard operators."""
+    per_node = is_transposed(node)
+    nodes, rounded, row_scales, zero = _rounded_rows(graph, node.inputs[0], blocks.block_size, per_node=per_node)
+    weights, scales = signed_rows(graph, name, blocks, transposed=not is_transposed(node))
+    if is_transposed(node):  # the look-up reads the same tensors
+        nodes.append(ir.node("Transpose", [weights], {"perm": [1, 0]}))
+        weights = nodes[-1].outputs[0]
+        nodes.append(ir.node("Reshape", [scales, constant(graph, "ortgpt.flat", np.array([-1]))]))
+        scales = nodes[-1].outputs[0]
+    product = ir.node("MatMulInteger", [rounded, weights, zero])
+    widened = ir.node("Cast", [product.outputs[0]], {"to": _FLOAT})
+    by_row = ir.node("Mul", [widened.outputs[0], row_scales])
+    return [*nodes, product, widened, by_row, ir.node("Mul", [by_row.outputs[0], scales])]
+
+
+def fused_rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
+    """As rows_matmul(), with the weights' scales applied within the product."""
+    weights, scales = signed_rows(graph, name, blocks, transposed=True)
+    return fused_rows_product(graph, node.inputs[0], weights, scales)
+
+
+def fused_rows_product(graph: ir.Graph, x: ir.Value | None, weights: ir.Value, scales: ir.Value) -> list[ir.Node]:
+    """Multiply rows of activations, rounded to 8 bits, by signed bytes (width, columns), with a scale a column."""
+    assert weights.shape is not None
+    width = int(weights.shape.numpy()[0])
+    nodes, rounded, row_scales, zero = _rounded_rows(graph, x, width, per_node=False)
+    one = constant(graph, "ortgpt.one", np.array(1, np.float32))
+    product = ir.node("MatMulIntegerToFloat", [rounded, weights, one, scales, zero], domain=MICROSOFT)
+    return [*nodes, product, ir.node("Mul", [product.outputs[0], row_scales])]
+
+
+def rows_gather(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
+    """Look up rows of 8-bit integers, one scale a row."""
+    table, scales = signed_rows(graph, name, blocks, transposed=False)
+    rows, row_scales = (ir.node("Gather", [value, node.inputs[1]]) for value in (table, scales))
+    widened = ir.node("Cast", [rows.outputs[0]], {"to": _FLOAT})
+    return [rows, row_scales, widened, ir.node("Mul", [widened.outputs[0], row_scales.outputs[0]])]
+
+
+def _rounded_rows(
+    graph: ir.Graph, x: ir.Value | None, width: int, *, per_node: bool
+) -> tuple[list[ir.Node], ir.Value, ir.Value, ir.Value]:
+    """Return the nodes that round each row of `x` to bytes, the bytes, the scale of each row, and the byte of zero.
+
+    A row of zeros has the scale 0: whatever its bytes are, the products are 0 again.
+    """
+    last = constant(graph, "ortgpt.last", np.array([-1]))
+    nodes: list[ir.Node] = []
+    producer = None if x is None else x.producer()
+    if producer is not None and producer.op_type in _GELUS:
+        zero, least = _GELU_ZERO, _GELU_LEAST
+        largest = ir.node("ReduceMax", [x, last], {"keepdims": 1})
+        floor = constant(graph, "ortgpt.gelu_floor", np.array(least * (255 - zero) / zero, np.float32))
+        nodes += [largest, ir.node("Max", [largest.outputs[0], floor])]
+    else:
+        zero = _ZERO
+        magnitude = ir.node("Abs", [x])
+        nodes += [magnitude, ir.node("ReduceMax", [magnitude.outputs[0], last], {"keepdims": 1})]
+    step = constant(graph, f"ortgpt.step.{zero}", np.array(1 / (255 - zero), np.float32))
+    scales = ir.node("Mul", [nodes[-1].outputs[0], step])
+    nodes.append(scales)
+    point = constant(graph, f"ortgpt.zero.{zero}", np.array(zero, np.uint8))
+    name = f"ortgpt.zeros_of_rows.{_rows(x)}.{zero}"
+    zeros = None if per_node else next((value for node in graph for value in node.outputs if value.name == name), None)
+    if zeros is None:
+        shape = ir.node("Shape", [scales.outputs[0]])
+        expand = ir.node("Expand", [point, shape.outputs[0]])
+        nodes += [shape, expand]
+        zeros = expand.outputs[0]
+        if not per_node:
+            zeros.name = name
+    bytes_ = ir.node("QuantizeLinear", [x, scales.outputs[0], zeros], {"axis": -1, "block_size": width})
+    return [*nodes, bytes_], bytes_.outputs[0], scales.outputs[0], point
+
+
+def _rows(x: ir.Value | None) -> str:
+    """Return the axis of positions: where two activations have the same one, they have as many rows."""
+    if x is None or x.shape is None:
+        raise ExportError(f"the graph does not say the shape of {'an input' if x is None else x.name}")
+    return str(x.shape[1])
+
+
+def signed_rows(graph: ir.Graph, name: str, blocks: Blocks, *, transposed: bool) -> tuple[ir.Value, ir.Value]:
+    """Return integers as signed bytes, (rows, width), and scales, (rows, 1); or (width, rows) and (rows,)."""
+    table = (blocks.integers[:, 0].astype(np.int16) - 128).astype(np.int8)
+    scales = blocks.scales.reshape(-1) if transposed else blocks.scales
+    return (
+        constant(graph, f"{name}.int8", np.ascontiguousarray(table.T) if transposed else table),
+        constant(graph, f"{name}.int8_scales", scales),
+    )
+
+
+def is_transposed(node: ir.Node) -> bool:
+    """Tell whether a node's matrix is (out, in), as the embedding is and with it the head; a layer's is (in, out)."""
+    return node.op_type == "Gather" or node.attributes.get_int("transB", 0) == 1
+
+
+# By flavour, and whether a scale is for a whole row of the matrix.
+PRODUCTS: Mapping[tuple[str, bool], MakeNodes] = {
+    (Flavour.NATIVE, False): nbits_matmul,
+    (Flavour.NATIVE, True): fused_rows_matmul,
+    (Flavour.PORTABLE, False): dequantized_matmul,
+    (Flavour.PORTABLE, True): rows_matmul,
+}
+LOOK_UPS: Mapping[str, MakeNodes] = {Flavour.NATIVE: nbits_gather, Flavour.PORTABLE: rows_gather}

@@ -1,0 +1,75 @@
+"""Make the graph for prompts of a bundle whose decoder multiplies in blocks: its products are of whole rows of bytes.
+
+A decode step waits for the memory, and wants the fewest bytes; a long prompt waits for the multiplier, which is fastest
+where a row of activations and a row of the matrix have one scale each. Rounds what the decoder's integers stand for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from ortgpt.contract import File
+from ortgpt_exporter.graph.initializers import constant, initializer, same_bytes
+from ortgpt_exporter.quantization.blocks import SEARCH, quantize_blocks
+from ortgpt_exporter.quantization.integer_nodes import ROW_SCALES, fused_rows_product, signed_rows, unpacked
+from ortgpt_exporter.quantization.recipe import EMBEDDING
+from ortgpt_exporter.quantization.rewrite_graph import raise_versions, replace_node
+
+_FLIP = np.array(-128, np.int8)  # turns bytes around 128 into signed ones
+
+
+def write_prefill(folder: Path) -> None:
+    """Write the graph for prompts beside the decoder in `folder`, whose weights it reads where their bytes will do."""
+    model = ir.load(folder / File.MODEL)
+    own: list[ir.Value] = []
+    for node in list(model.graph):
+        integers = node.inputs[1] if node.op_type == "MatMulNBits" else None
+        if integers is None or integers.name is None or integers.name.startswith(EMBEDDING):
+            continue  # the head computes few rows of a prompt
+        name, before = integers.name.rpartition(".")[0], []
+        scales = model.graph.initializers.get(f"{name}.{ROW_SCALES}")
+        if scales is not None:
+            before = _signed_columns(model.graph, integers, name)
+            weights, scales = before[-1].outputs[0], _flat(model.graph, scales)
+        else:
+            matrix = unpacked(node).dequantized()
+            rows = quantize_blocks(matrix, bits=8, block_size=matrix.shape[1], method=SEARCH)
+            weights, scales = signed_rows(model.graph, f"{name}.rows", rows, transposed=True)
+            own.append(weights)
+        replace_node(model.graph, node, [*before, *fused_rows_product(model.graph, node.inputs[0], weights, scales)])
+    RemoveUnusedNodesPass()(model)  # with them the decoder's integers and scales
+    raise_versions(model)
+    tensors = [value.const_value for value in own if value.const_value is not None]
+    if tensors:
+        stored = ir.external_data.convert_tensors_to_external(tensors, folder, File.PREFILL_DATA)
+        for value, tensor in zip(own, stored, strict=True):
+            value.const_value = tensor
+    ir.save(model, folder / File.PREFILL)
+    onnx.checker.check_model(folder / File.PREFILL)
+
+
+def _signed_columns(graph: ir.Graph, integers: ir.Value, name: str) -> list[ir.Node]:
+    """Return the nodes, folded away when the graph is opened, that make signed (width, rows) of the decoder's bytes."""
+    stored = integers.const_value
+    assert isinstance(stored, ir.ExternalTensor)
+    rows, *blocks = (int(size) for size in stored.shape.numpy())
+    width = int(np.prod(blocks))
+    alias = initializer(graph, same_bytes(stored, f"{name}.bytes", dtype=ir.DataType.INT8, shape=(rows, width)))
+    flip = ir.node("BitwiseXor", [alias, constant(graph, "ortgpt.flip", _FLIP)])
+    turn = ir.node("Transpose", [flip.outputs[0]], {"perm": [1, 0]})
+    turn.outputs[0].shape, turn.outputs[0].type = ir.Shape((width, rows)), alias.type
+    return [flip, turn]
+
+
+def _flat(graph: ir.Graph, scales: ir.Value) -> ir.Value:
+    """Return the decoder's scales of rows, (rows, 1), in one axis."""
+    stored, name = scales.const_value, f"{scales.name}.flat"
+    assert stored is not None
+    if not isinstance(stored, ir.ExternalTensor):  # those of few rows lie in the graph's own file
+        return constant(graph, name, stored.numpy().reshape(-1))
+    return initializer(graph, same_bytes(stored, name, shape=(stored.size,)))

@@ -1,0 +1,97 @@
+"""Weights between a Hugging Face GPT-2 folder (config.json and weight files) and a `GPT`. Knows no tokenizer."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from ortgpt_models.config import GPTConfig
+from ortgpt_models.errors import ModelError
+from ortgpt_models.files import file_is_there, read_json_object
+from ortgpt_models.gpt import GPT
+from ortgpt_models.state_dict import HEADS, assemble_gpt, name_tensors
+from ortgpt_models.tensor_files import open_shards, open_tensor_file, shard_files
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+# Where the weights may be; the first that is there is read.
+WEIGHTS_SOURCES = (
+    WEIGHTS_FILE,
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+_PREFIX = "transformer."
+_INDEX_SUFFIX = ".index.json"
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".ckpt", ".gguf")
+
+
+def load_config(folder: Path) -> GPTConfig:
+    """Read `folder`/config.json. Raises ModelError when it is missing, no JSON object or describes another network."""
+    return GPTConfig.from_dict(_read_config(Path(folder)))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that load_gpt reads the tensors of a Hugging Face folder from, in order.
+
+    Raises ModelError when there are none, or an index names files that are missing or outside the folder.
+    """
+    source = _find_source(Path(folder))
+    return shard_files(source) if source.name.endswith(_INDEX_SUFFIX) else [source]
+
+
+def load_gpt(folder: Path) -> GPT:
+    """Load the network of a Hugging Face folder in float32, in evaluation mode.
+
+    The weights come from the first of WEIGHTS_SOURCES, in float32, float16 or bfloat16; float32 ones stay in the
+    mapped file. Raises ModelError naming every missing, unexpected and misshapen tensor at once; or every tensor that
+    holds NaN or infinity; or the head when it is not the token embedding.
+    """
+    folder = Path(folder)
+    values = _read_config(folder)
+    config = GPTConfig.from_dict(values)
+    source = _find_source(folder)
+    stored = open_shards(source) if source.name.endswith(_INDEX_SUFFIX) else open_tensor_file(source)
+    tensors, faults = name_tensors(stored, re.compile(re.escape(_PREFIX)))
+    del stored  # a float16 copy in memory goes as it is widened
+    if values.get("tie_word_embeddings") is False and not any(name in tensors for name in HEADS):
+        faults.append(
+            f"missing {HEADS[0]}, which {CONFIG_FILE} says is there (tie_word_embeddings = false); "
+            "set it to true if the head is the token embedding"
+        )
+    try:
+        return assemble_gpt(config, tensors, faults)
+    except ModelError as error:
+        raise ModelError(f"{source}: {error}") from None
+
+
+def save_gpt(gpt: GPT, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
+    """Write config.json and model.safetensors (weights in `dtype`) into an existing folder."""
+    config = gpt.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    tensors = {_PREFIX + name: tensor.detach().to(dtype).contiguous() for name, tensor in gpt.state_dict().items()}
+    (folder / WEIGHTS_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))  # a full disk is an OSError this way
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    return read_json_object(folder / CONFIG_FILE, "a Hugging Face GPT-2 folder")
+
+
+def _find_source(folder: Path) -> Path:
+    """Return the weight file or index to read. Raises ModelError when the folder has none."""
+    for name in WEIGHTS_SOURCES:
+        if file_is_there(folder / name):
+            return folder / name
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is no folder; expected a Hugging Face GPT-2 folder")
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES)
+    raise ModelError(
+        f"no {', '.join(WEIGHTS_SOURCES[:-1])} or {WEIGHTS_SOURCES[-1]} in {folder} "
+        f"(weights found: {', '.join(others) or 'none'}); save_pretrained of `transformers` writes what is expected"
+    )

@@ -1,0 +1,180 @@
+"""A bundle on disk: the folder is compared with its manifest before anything in it is used. Opens no model."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ortgpt.bundle.checked_json import read_json_object
+from ortgpt.bundle.files import reading
+from ortgpt.bundle.manifest import FileEntry, Manifest
+from ortgpt.bundle.model_config import ModelConfig
+from ortgpt.contract import File
+from ortgpt.errors import BundleError, BundleNotFoundError, OptionError, listed, shown
+
+BUILT_IN = Path(__file__).parents[1] / "builtin"
+BUILT_IN_NAMES = ("austen",)
+OWN_NAMES = frozenset(value for name, value in vars(File).items() if name.isupper())
+_REQUIRED = (File.CONFIG, File.GENERATION_CONFIG, File.VOCAB, File.MERGES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """An opened bundle: its folder, manifest and configuration, and the generation defaults as parsed JSON."""
+
+    path: Path
+    manifest: Manifest
+    config: ModelConfig
+    generation_config: Mapping[str, Any]
+
+    def verify_hashes(self) -> None:
+        """Read every listed file. Raises BundleError naming each whose sha256 is not the manifest's."""
+        faults = [
+            f"{name} does not have the sha256 of the manifest"
+            for name, entry in self.manifest.files.items()
+            if sha256_of(self.path / name) != entry.sha256
+        ]
+        if faults:
+            raise not_intact(self.path, faults)
+
+
+def open_bundle(path: str | os.PathLike[str]) -> Bundle:
+    """Open a bundle folder, or a built-in bundle, and check that it holds what its manifest lists (not yet the hashes).
+
+    The folder may hold further files whose names are not those of a bundle. Raises OptionError for a value that is not
+    a path, BundleNotFoundError if there is no bundle at `path`, else BundleError with every fault of the manifest, or,
+    if it has none, of the folder, or of config.json.
+    """
+    try:
+        # Absolute, since the current folder may change before a second graph is opened.
+        folder = built_in_bundle(path) or Path(os.path.abspath(path))
+    except TypeError:
+        raise OptionError.bad_value("path", path, "a text or a path of the file system") from None
+    _, manifest = read_manifest(folder)
+    with reading(folder):
+        faults = list(_folder_faults(folder, manifest))
+    if faults:
+        raise not_intact(folder, faults)
+    return Bundle(
+        path=folder,
+        manifest=manifest,
+        config=ModelConfig.from_dict(read_json_object(folder / File.CONFIG)),
+        generation_config=read_json_object(folder / File.GENERATION_CONFIG),
+    )
+
+
+def built_in_bundle(path: str | os.PathLike[str]) -> Path | None:
+    """Return the folder of the built-in bundle called `path`; None for any other path, and if a folder is there."""
+    name = os.fspath(path)
+    return BUILT_IN / name if name in BUILT_IN_NAMES and not os.path.isdir(name) else None
+
+
+def is_bundle_name(name: str) -> bool:
+    """Tell whether a file of this name in a bundle's folder would be taken for a part of it."""
+    return name in OWN_NAMES or ".onnx" in name
+
+
+def describe_files(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
+    """Return size in bytes and sha256 of the named files. Raises BundleError where one cannot be read."""
+    with reading(folder):
+        return {
+            name: FileEntry(size=(folder / name).stat().st_size, sha256=sha256_of(folder / name))
+            for name in sorted(names)
+        }
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file in hexadecimal. Raises BundleError where it cannot be read."""
+    digest, block = hashlib.sha256(), memoryview(bytearray(2**20))
+    with reading(path), path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
+    return digest.hexdigest()
+
+
+def read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
+    """Return the manifest as parsed JSON, and as read. Raises BundleNotFoundError where there is none."""
+    path = folder / File.MANIFEST
+    if not is_utf8(str(folder)):
+        raise BundleNotFoundError(f"{str(folder)!r} is no UTF-8, which ONNX Runtime wants of a path; rename the folder")
+    try:
+        is_folder = stat.S_ISDIR(folder.stat().st_mode)
+    except PermissionError as error:
+        raise BundleError(f"{folder} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError):  # what cannot be a path, a name too long say, leads to nothing, too
+        raise BundleNotFoundError(_not_found(folder, "does not exist")) from None
+    if not is_folder:
+        raise BundleNotFoundError(_not_found(folder, "is a file"))
+    with reading(folder):
+        names = os.listdir(folder)
+    if File.MANIFEST not in names:
+        raise BundleNotFoundError(_not_found(folder, f"holds no {File.MANIFEST}"))
+    if _is_outside(folder, File.MANIFEST):
+        raise BundleError(f"{path} is a link out of the bundle")
+    try:
+        values = read_json_object(path)
+        return values, Manifest.from_values(values)
+    except BundleError as error:
+        raise BundleError(f"{folder}: {error}") from None
+
+
+def _folder_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
+    for name in (*_REQUIRED, *(graph.file for graph in manifest.graphs)):
+        if name not in manifest.files:
+            yield f"{name!r} is not listed in the manifest"
+    yield from listed_file_faults(folder, manifest)
+    for name, entry in manifest.files.items():
+        path = folder / name
+        if _is_plain(name) and os.path.isfile(path) and (size := path.stat().st_size) != entry.size:
+            yield f"{name} has {size:,} bytes, the manifest says {entry.size:,}"
+    for name in sorted(os.listdir(folder)):
+        if name not in manifest.files and name != File.MANIFEST and is_bundle_name(name):
+            yield f"{shown(name)} is not listed in the manifest"
+
+
+def listed_file_faults(folder: Path, manifest: Manifest) -> list[str]:
+    """Return what is wrong with the listed files: those that are not there, no files, or not inside the bundle."""
+    faults = []
+    for name in manifest.files:
+        if not _is_plain(name):
+            faults.append(f"the manifest lists {shown(name)}, which is not a plain file name")
+        elif _is_outside(folder, name):
+            faults.append(f"{name} is a link out of the bundle")
+        elif not os.path.isfile(folder / name):
+            faults.append(f"{name} is {'no file' if os.path.lexists(folder / name) else 'missing'}")
+    return faults
+
+
+def _is_outside(folder: Path, name: str) -> bool:
+    path = folder / name
+    return os.path.islink(path) and os.path.dirname(os.path.realpath(path)) != os.path.realpath(folder)
+
+
+def is_utf8(path: str) -> bool:
+    """Tell whether a path is UTF-8; of another, Python makes half characters."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_plain(name: str) -> bool:
+    return name not in ("", ".", "..") and len(name) <= 255 and name.isprintable() and not {"/", "\\"} & set(name)
+
+
+def _not_found(folder: Path, state: str) -> str:
+    return f"{folder} {state}; expected a bundle folder, as `ortgpt export` writes it"
+
+
+def not_intact(folder: Path, faults: list[str]) -> BundleError:
+    """Return the error that says what a bundle's faults are, and what to do."""
+    hint = ""
+    if len(faults) == 1 and faults[0].startswith(File.GENERATION_CONFIG):
+        hint = " (after an edit by hand: `ortgpt seal` states its new hash)"
+    return BundleError(f"{folder} is not intact: {listed(faults)}. Copy or export it anew{hint}")

@@ -1,0 +1,50 @@
+"""What the runtime needs of a config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ortgpt.contract import File
+from ortgpt.errors import BundleError, listed, shown
+
+_MOST = 2**31 - 1  # what the graph can count
+_MOST_LAYERS = 4096  # each has names of its own; more is a mistake, and lists of them would take for ever
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What the runtime needs of config.json; the names are Hugging Face's."""
+
+    n_layer: int
+    n_head: int
+    n_positions: int
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
+        """Read a parsed config.json. Raises BundleError naming every value that does not fit."""
+        counts: dict[str, Any] = {name: values.get(name) for name in ("n_layer", "n_head", "n_positions", "vocab_size")}
+        faults = [
+            f"{name} = {shown(value)} (accepted: an integer from 1 to {_most(name)})"
+            for name, value in counts.items()
+            if type(value) is not int or not 1 <= value <= _most(name)
+        ]
+        vocab_size = counts["vocab_size"] if type(counts["vocab_size"]) is int else 0
+        special = {name: values.get(name) for name in ("bos_token_id", "eos_token_id")}
+        faults += [
+            f"{name} = {shown(value)} (accepted: null or an id of the vocabulary)"
+            for name, value in special.items()
+            if value is not None and not (type(value) is int and 0 <= value < vocab_size)
+        ]
+        if faults:
+            raise BundleError(f"{File.CONFIG} has faults: {listed(faults)}")
+        eos = special["eos_token_id"]
+        return cls(**counts, bos_token_id=special["bos_token_id"], eos_token_ids=() if eos is None else (eos,))
+
+
+def _most(name: str) -> int:
+    return _MOST_LAYERS if name == "n_layer" else _MOST

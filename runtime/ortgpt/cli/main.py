@@ -1,0 +1,156 @@
+"""The command `ortgpt`: the answer on stdout, everything else on stderr.
+
+Only the folder `cli` writes to the terminal. Commands that need more than the runtime join through the entry-point
+group `ortgpt.commands`, and are loaded when called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ortgpt import __version__
+from ortgpt.bundle.folder import open_bundle
+from ortgpt.cli.options import device_options, flag_mention, json_option
+from ortgpt.cli.report import diagnosis_lines, info_lines, info_values
+from ortgpt.cli.streams import printable, read_text, write_line
+from ortgpt.cli.text import chat, generate
+from ortgpt.errors import OptionError, OrtGptError
+from ortgpt.generator import load
+from ortgpt.tools.seal import seal_bundle
+
+_COMMANDS_GROUP = "ortgpt.commands"
+
+
+class _Main(click.Group):
+    """Adds the entry-point commands, and turns errors that input can cause into one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *(point.name for point in _entry_points())})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            return command
+        for point in _entry_points():
+            if point.name == cmd_name:
+                loaded: click.Command = point.load()
+                return loaded
+        return None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if sys.stderr is None:
+            sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
+        if sys.stdout is None:
+            raise click.ClickException("standard output is closed; lead it to /dev/null where it is not wanted")
+        try:
+            return super().invoke(ctx)
+        except OptionError as error:
+            raise click.UsageError(printable(error.worded(flag_mention), kept="\n")) from error
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(130)
+        except BrokenPipeError:
+            raise
+        except OrtGptError as error:
+            raise click.ClickException(printable(str(error), kept="\n")) from error
+        except OSError as error:
+            named = error.filename is not None and error.strerror
+            message = f"{error.filename}: {error.strerror}" if named else str(error)
+            raise click.ClickException(printable(message)) from error
+
+
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ortgpt")
+def main() -> None:
+    """Turn GPT-2 checkpoints into ONNX bundles, and generate text from them without PyTorch."""
+
+
+main.add_command(generate)
+main.add_command(chat)
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("text_file", metavar="[FILE]", default="-")
+@click.option("--stride", type=int, metavar="N", help="Move windows by N tokens. [default: half the context]")
+@click.option("--logprobs", is_flag=True, help="With --json: each token's id and log-probability, too.")
+@json_option
+@device_options
+def score(
+    bundle: Path, text_file: str, stride: int | None, logprobs: bool, as_json: bool, device: str, threads: int | None
+) -> None:
+    """Measure how well the model in BUNDLE predicts the text in FILE, or on standard input."""
+    if logprobs and not as_json:
+        raise OptionError("--logprobs would have no effect without --json")
+    text = read_text(text_file)
+    with load(bundle, device=device, threads=threads) as generator:
+        result = generator.score(text, stride=stride)
+    values: dict[str, Any] = {
+        "perplexity": result.perplexity,
+        "bits_per_byte": result.bits_per_byte,
+        "nll": result.nll,
+        "tokens": result.tokens,
+    }
+    if as_json:
+        if logprobs:
+            values |= {"token_ids": result.token_ids, "token_logprobs": result.token_logprobs}
+        write_line(json.dumps(values))
+    else:
+        for name, value in values.items():
+            write_line(f"{name:<14} {value:,}" if name == "tokens" else f"{name:<14} {value:,.4f}")
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@json_option
+def info(bundle: Path, as_json: bool) -> None:
+    """Show what BUNDLE is: model, precision, source, files, and how it was verified."""
+    opened = open_bundle(bundle)
+    for line in [json.dumps(info_values(opened))] if as_json else info_lines(opened):
+        write_line(line)
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@json_option
+@device_options
+def bench(bundle: Path, as_json: bool, device: str, threads: int | None) -> None:
+    """Measure BUNDLE on this machine: speed, start, memory, and where the time goes. Takes up to a minute."""
+    from ortgpt.tools.bench import bench_bundle, bench_lines
+
+    measured = bench_bundle(bundle, device=device, threads=threads)
+    for line in [json.dumps(dataclasses.asdict(measured))] if as_json else bench_lines(measured):
+        write_line(line)
+
+
+@main.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Show what this machine and environment offer, and test ortgpt on them; exit code 1 if something is wrong."""
+    from ortgpt.tools.doctor import diagnose
+
+    diagnosis = diagnose()
+    for line in [json.dumps(dataclasses.asdict(diagnosis))] if as_json else diagnosis_lines(diagnosis):
+        write_line(line)
+    if diagnosis.faults:
+        sys.exit(1)
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+def seal(bundle: Path) -> None:
+    """Write the new hash of BUNDLE's generation_config.json into its manifest after an edit by hand."""
+    changed = seal_bundle(bundle)
+    click.echo(f"{bundle}: {', '.join(changed) or 'nothing'} changed", err=True)
+
+
+def _entry_points() -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points(group=_COMMANDS_GROUP)

@@ -1,0 +1,238 @@
+"""The commands that write text: generate, and chat. The answer goes to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ortgpt.bundle.files import naming
+from ortgpt.cli.options import chat_options, device_options, flag_mention, generation_options, read_options
+from ortgpt.cli.prompt_files import run_file
+from ortgpt.cli.streams import check_text, completion_values, printable, read_text, write_text
+from ortgpt.conversation import Conversation
+from ortgpt.errors import OptionError, OrtGptError
+from ortgpt.generator import Generator, load
+from ortgpt.options.generation_options import GenerationOptions
+from ortgpt.results import Completion, Piece, TokenLogprob
+from ortgpt.text.tokenizer import Tokenizer
+
+_CHAT_HELP = """\
+A line is added to the text as it is (begin it with a space where a word begins), and the model goes on; an empty line
+lets it go on. Ctrl-C stops it, and what it wrote stays.
+/rewind [N]  take back the last N turns     /text  show the whole text     /again  take back and try once more
+/newline     end the text's last line       /save FILE  write the text     /quit   leave (or Ctrl-D)"""
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("prompt", required=False)
+@generation_options
+@click.option(
+    "--input",
+    "input_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help='Take prompts from FILE, a JSON text, list of ids or object a line: {"prompt": ..., options}.',
+)
+@click.option(
+    "--output",
+    "output_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --input: append a JSON object a continuation to FILE, 32 prompts at a time; the same command goes on "
+    "where it was interrupted. [default: standard output]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a continuation instead of the text.")
+@device_options
+def generate(
+    bundle: Path, prompt: str | None, echo: bool, as_json: bool, device: str, threads: int | None,
+    input_file: Path | None, output_file: Path | None, **values: Any,
+) -> None:  # fmt: skip
+    """Continue PROMPT with the model in BUNDLE; - reads it from standard input as it is, none starts afresh.
+
+    The most likely token is taken at each step, unless --temperature, --top-k, --top-p, --min-p, --typical-p or --seed
+    asks for draws. Several continuations of one prompt are divided by lines of ---; --logprobs are written to standard
+    error, a line a token: the token, its log-probability, the likeliest tokens and theirs.
+    """
+    options = read_options(values)
+    if echo and "logprobs" in options:
+        options["echo"] = True
+    if output_file is not None and input_file is None:
+        raise OptionError("--output wants --input, a file of prompts")
+    for name, given in (
+        ("PROMPT", prompt is not None),
+        ("--json", as_json),
+        ("--echo", echo and "echo" not in options),
+    ):
+        if input_file is not None and given:
+            raise OptionError(f"{name} cannot be had with --input: its prompts are continued, and written as JSON")
+    check_text("PROMPT", prompt or "")
+    text = "" if prompt is None else read_text("-") if prompt == "-" else prompt
+    with _loaded(bundle, device, threads, options) as generator:
+        if input_file is not None:
+            run_file(generator.model, input_file, output_file, options)
+        elif as_json or "logprobs" in options or any(name in options for name in ("num_beams", "num_return_sequences")):
+            _write_completions(generator, text, echo, as_json, options)
+        else:
+            _write_stream(generator, text, echo, options)
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("prompt", required=False, default="")
+@chat_options
+@device_options
+def chat(bundle: Path, prompt: str, device: str, threads: int | None, **values: Any) -> None:
+    """Write a text together with the model in BUNDLE, turn by turn, beginning with PROMPT.
+
+    A line is added to the text as it is (begin it with a space where a word begins), and the model goes on; an empty
+    line lets it go on. Ctrl-C stops it, and what it wrote stays. A line that begins with / is a command:
+
+    \b
+    /rewind [N]  take back the last N turns
+    /again       take the last turn back and try once more (with --seed or --temperature: another text)
+    /newline     end the text's last line
+    /text        show the whole text
+    /save FILE   write it to FILE
+    /quit        leave (or Ctrl-D)
+    """
+    options = read_options(values)
+    GenerationOptions.make(None, options)
+    check_text("PROMPT", prompt)
+    if sys.stdin is None:
+        raise click.ClickException("standard input is closed, from which chat reads its turns")
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # input() then has keys to edit a line, and a history
+    with _loaded(bundle, device, threads, options) as generator:
+        click.echo(_CHAT_HELP, err=True)
+        _Chat(generator.conversation(prompt), options).run(begun=prompt != "")
+
+
+class _Chat:
+    """The text, and how many turns there were."""
+
+    def __init__(self, conversation: Conversation, options: dict[str, Any]) -> None:
+        self._conversation = conversation
+        self._options = options
+        self._turns = 0
+
+    def run(self, *, begun: bool) -> None:
+        if begun:
+            self._obey("")
+        while True:
+            try:
+                line = input("> " if sys.stdin.isatty() else "")
+            except EOFError:
+                click.echo(err=True)
+                return
+            except KeyboardInterrupt:
+                click.echo("\n/quit or Ctrl-D leaves", err=True)
+                continue
+            except UnicodeDecodeError as error:
+                click.echo(f"the line is not UTF-8: {error}", err=True)
+                continue
+            if line == "/quit":
+                return
+            self._obey(line)
+
+    def _obey(self, line: str) -> None:
+        """Do what a line says; an error is one line, and the text is as before."""
+        try:
+            if line.startswith("/"):
+                self._command(*line.split(" ", 1))
+            else:
+                self._turn(line)
+        except OSError as error:
+            click.echo(printable(f"{error.filename}: {error.strerror}"), err=True)
+        except OrtGptError as error:
+            message = error.worded(flag_mention) if isinstance(error, OptionError) else str(error)
+            click.echo(printable(message, kept="\n"), err=True)
+
+    def _command(self, name: str, rest: str = "") -> None:
+        conversation = self._conversation
+        if name == "/rewind":
+            if rest and not rest.isdecimal():
+                raise OptionError(f"/rewind {rest} (accepted: a number of turns)")
+            conversation.rewind(int(rest or 1))
+        elif name == "/again":
+            self._turn(conversation.rewind())
+        elif name == "/newline":
+            self._turn("\n")
+        elif name == "/text":
+            write_text(conversation.text + "\n")
+        elif name == "/save" and rest:
+            if "\0" in rest:
+                raise OptionError(f"/save {rest!r} (accepted: the name of a file)")
+            with naming(rest):
+                Path(rest).write_text(conversation.text, encoding="utf-8")
+        else:
+            click.echo(f"{name} is no command, or wants more\n{_CHAT_HELP}", err=True)
+
+    def _turn(self, text: str | list[int]) -> None:
+        """Let the model go on behind `text`; Ctrl-C ends it, what it wrote stays. A seed counts up."""
+        options = self._options
+        if "seed" in options:
+            options = options | {"seed": options["seed"] + self._turns}
+        pieces = self._conversation.stream(text, **options)
+        self._turns += 1
+        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(pieces):  # type: ignore[type-var]
+            for piece in pieces:
+                write_text(piece.text)
+        write_text("\n")
+
+
+@contextlib.contextmanager
+def _loaded(bundle: Path, device: str, threads: int | None, options: dict[str, Any]) -> Iterator[Generator]:
+    """Load a bundle, and the assistant that the options name."""
+    assistant = options.pop("assistant", None)
+    with contextlib.ExitStack() as stack:
+        generator = stack.enter_context(load(bundle, device=device, threads=threads))
+        if assistant is not None:
+            options["assistant_model"] = stack.enter_context(load(assistant, device=device, threads=threads))
+        yield generator
+
+
+def _write_stream(generator: Generator, text: str, echo: bool, options: dict[str, Any]) -> None:
+    pieces = generator.stream(text, **options)
+    if echo:
+        write_text(text)
+    last = None
+    try:
+        for last in pieces:
+            write_text(last.text)
+    finally:
+        write_text("\n")
+    if last is not None:
+        _warn_if_cut(last, options)
+
+
+def _write_completions(generator: Generator, text: str, echo: bool, as_json: bool, options: dict[str, Any]) -> None:
+    found = generator.generate_batch([text], **options)
+    for place, completion in enumerate(found):
+        _warn_if_cut(completion, options)
+        shown = (text if echo else "") + completion.text
+        if as_json:
+            write_text(json.dumps(completion_values(completion) | {"text": shown}) + "\n")
+        else:
+            write_text(("---\n" if place else "") + shown + "\n")
+            _show_logprobs(generator.tokenizer, [*(completion.prompt_logprobs or ()), *(completion.logprobs or ())])
+
+
+def _warn_if_cut(done: Completion | Piece, options: dict[str, Any]) -> None:
+    """Say where a text does not follow its grammar to the end."""
+    if "grammar" in options and (done.finish_reason != "stop" or isinstance(done.stop_reason, str)):
+        why = f"the stop text {done.stop_reason!r}" if isinstance(done.stop_reason, str) else done.finish_reason
+        click.echo(f"the text is not whole by its grammar: it was ended by {why}", err=True)
+
+
+def _show_logprobs(tokenizer: Tokenizer, logprobs: list[TokenLogprob]) -> None:
+    for each in logprobs:
+        likely = "  ".join(f"{tokenizer.decode([token_id])!r} {logprob:.3f}" for token_id, logprob in each.top)
+        logprob = "" if each.logprob is None else f"{each.logprob:.3f}"
+        click.echo(f"{tokenizer.decode([each.token_id])!r:<16} {logprob:>9}   {likely}".rstrip(), err=True)

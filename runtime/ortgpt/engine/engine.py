@@ -1,0 +1,106 @@
+"""From token ids to logits: one open graph, its caches and forwards. Knows no text, no options and no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ortgpt.bundle.model_config import ModelConfig
+from ortgpt.contract import CacheKind, KVShape
+from ortgpt.engine.device_topk import DeviceTopK
+from ortgpt.engine.forward import Forward, Logits, new_forward
+from ortgpt.engine.kv_cache import Cache, FixedCache, new_cache
+from ortgpt.engine.prefill_graph import MIN_TOKENS, PrefillGraph
+from ortgpt.errors import EngineError
+from ortgpt.ort.session import Session
+
+
+class Engine:
+    """Run one open graph. Holds no state of a generation: several threads may use it at once."""
+
+    def __init__(
+        self,
+        session: Session,
+        config: ModelConfig,
+        *,
+        masked_tokens: int = 0,
+        prefill_graph: PrefillGraph | None = None,
+        device_topk: DeviceTopK | None = None,
+    ) -> None:
+        self.session = session
+        self.config = config
+        self.prefill_graph = prefill_graph
+        self.device_topk = device_topk
+        self.allowed_vocab_size = config.vocab_size - masked_tokens
+        self.kv_shape = KVShape(
+            n_layer=config.n_layer, n_head=config.n_head, head_dim=session.cache.head_dim, dtype=session.cache.dtype
+        )
+
+    @property
+    def token_bytes(self) -> int:
+        """The bytes that one token of a row takes: its keys and values, and logits where the graph returns all of them."""
+        has_all_logits = self.session.cache.kind == CacheKind.GROWING
+        return self.kv_shape.token_bytes + (4 * self.config.vocab_size if has_all_logits else 0)
+
+    @property
+    def rows_are_views(self) -> bool:
+        """Whether a row of a cache is memory of its own on the CPU, so that it can be computed again beside the others."""
+        return self.session.cache.kind == CacheKind.FIXED and self.session.device.is_cpu
+
+    def new_cache(self, batch_size: int, tokens: int, *, max_batch_size: int | None = None) -> Cache:
+        """Make an empty cache for `batch_size` rows of at most `tokens` tokens, which can grow to `max_batch_size` rows.
+
+        Raises EngineError if there is not enough memory.
+        """
+        rows = max(batch_size, max_batch_size or 0)
+        try:
+            return new_cache(self.session, self.kv_shape, batch_size=batch_size, tokens=tokens, max_batch_size=rows)
+        except MemoryError as error:
+            size = rows * tokens * self.token_bytes
+            raise EngineError(f"no memory for a cache of {size / 2**30:,.1f} GiB; ask for fewer tokens") from error
+
+    def new_forward(self, cache: Cache, *, sequence_length: int = 1, logit_count: int = 1) -> Forward:
+        """Make a forward of this shape over `cache`; by default a decode step."""
+        is_prompt = cache.batch_size * sequence_length >= MIN_TOKENS and sequence_length > 1
+        session = self.prefill_graph.session() if self.prefill_graph and is_prompt else self.session
+        return new_forward(session, self.config, cache, sequence_length=sequence_length, logit_count=logit_count)
+
+    def prefill(
+        self,
+        cache: Cache,
+        prompts: Sequence[Sequence[int]],
+        logit_positions: npt.NDArray[np.int64] | None = None,
+    ) -> Logits:
+        """Append each prompt to its row and return logits (batch_size, logit_count, vocab_size).
+
+        Prompts are padded on the right. Logits are those of each row's last token, unless `logit_positions`, int64
+        (batch_size, logit_count), names positions counted from each prompt's start. If the cache does not take several
+        tokens for all rows at once, the rows run one after another.
+        """
+        if isinstance(cache, FixedCache) and not cache.takes_several_tokens:
+            positions = [None] * len(prompts) if logit_positions is None else [row[None] for row in logit_positions]
+            return np.concatenate([self.prefill(cache.row(i), [ids], positions[i]) for i, ids in enumerate(prompts)])
+        return self.prefill_forward(cache, prompts, logit_positions).logits()
+
+    def prefill_forward(
+        self,
+        cache: Cache,
+        prompts: Sequence[Sequence[int]],
+        logit_positions: npt.NDArray[np.int64] | None = None,
+    ) -> Forward:
+        """Do as prefill(), for a cache that takes several tokens for all rows, and leave the logits on the device."""
+        counts = np.array([len(ids) for ids in prompts], np.int32)
+        seq = int(counts.max())
+        if isinstance(cache, FixedCache) and seq > 1 and not cache.lengths.any():
+            # The fused attention computes queries in blocks, and a block of one by a routine that rounds differently.
+            # An even count leaves no block of one, so a row equals its solo run to the bit.
+            seq += seq % 2
+        positions = counts[:, None].astype(np.int64) - 1 if logit_positions is None else logit_positions
+        forward = self.new_forward(cache, sequence_length=seq, logit_count=int(positions.shape[1]))
+        for row, ids in enumerate(prompts):
+            forward.input_ids[row, : len(ids)] = ids
+        forward.logit_positions[...] = positions
+        forward.run(cache.lengths + counts, total=int(cache.lengths.max()) + seq)
+        return forward

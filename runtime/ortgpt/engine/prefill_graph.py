@@ -1,0 +1,46 @@
+"""The second graph that a bundle may have for prompts: the decoder's function, faster for many tokens at once.
+
+It has the decoder's tensors and works on the same cache. The first forward that gains by it opens it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from ortgpt.bundle.folder import Bundle
+from ortgpt.bundle.manifest import GraphSpec
+from ortgpt.contract import Role
+from ortgpt.ort.session import Session, open_graph
+
+MIN_TOKENS = 32  # of all rows together, in one forward; with fewer, the decoder wins, whose weights are half the bytes
+
+
+class PrefillGraph:
+    """A graph that is opened once, when it is first needed. Safe to use from several threads."""
+
+    def __init__(self, open_session: Callable[[], Session]) -> None:
+        self._open = open_session
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+
+    def session(self) -> Session:
+        """Return the open graph. Raises as open_graph() does."""
+        with self._lock:
+            if self._session is None:
+                self._session = self._open()
+            return self._session
+
+
+def _kind(graph: GraphSpec) -> tuple[object, ...]:
+    return graph.flavour, graph.target, graph.cache
+
+
+def find_prefill_graph(bundle: Bundle, session: Session) -> PrefillGraph | None:
+    """Return the prefill graph made beside the graph of `session`; None where the bundle has none."""
+    for graph in bundle.manifest.graphs:
+        decoder = session.graph
+        if graph.role == Role.PREFILL and _kind(graph) == _kind(decoder):
+            return PrefillGraph(partial(open_graph, bundle, graph, session.device, threads=session.threads))
+    return None

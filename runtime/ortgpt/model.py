@@ -1,0 +1,157 @@
+"""A loaded model: what a generator, its requests and its conversations share. Holds no state of a call."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortgpt.bundle.folder import Bundle, open_bundle
+from ortgpt.contract import File, PromiseKind
+from ortgpt.engine.device_topk import open_device_topk
+from ortgpt.engine.engine import Engine
+from ortgpt.engine.prefill_graph import find_prefill_graph
+from ortgpt.engine.prefix_cache import PrefixCache
+from ortgpt.errors import BundleError, ClosedError, OptionError, PromptError, shown
+from ortgpt.options.generation_config import read_generation_config
+from ortgpt.options.generation_options import GenerationOptions
+from ortgpt.options.resolved import ResolvedOptions
+from ortgpt.ort.session import plan_session
+from ortgpt.sampling.grammar import Grammars
+from ortgpt.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
+
+_logger = logging.getLogger(__name__)
+
+
+class LoadedModel:
+    """An open bundle with its engine, tokenizer, compiled grammars, default options and prefix cache."""
+
+    def __init__(self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer) -> None:
+        """Read the bundle's default options. Raises BundleError for those that this model cannot have."""
+        self.bundle = bundle
+        self.tokenizer = tokenizer
+        self.prefixes: PrefixCache | None = None
+        self._engine: Engine | None = engine
+        ends = bundle.config.eos_token_ids
+        self.grammars = Grammars(tokenizer, ends[0] if ends else None)
+        try:
+            self.defaults = read_generation_config(bundle.generation_config, ends)
+            check_ids(GenerationOptions().resolve(self.defaults), engine.allowed_vocab_size)
+        except OptionError as error:
+            raise BundleError(f"{bundle.path / File.GENERATION_CONFIG}: {error}") from None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, which works on token ids. Raises ClosedError after close()."""
+        if self._engine is None:
+            raise ClosedError("this generator is closed; load the bundle again")
+        return self._engine
+
+    def close(self) -> None:
+        """Release the model. Closing twice is fine."""
+        self._engine = self.prefixes = None
+
+    @property
+    def start_id(self) -> int:
+        """The id that precedes all text: beginning-of-text, or end-of-text, which GPT-2 uses as both.
+
+        Raises PromptError for a model that has neither.
+        """
+        config = self.bundle.config
+        if config.bos_token_id is not None:
+            return config.bos_token_id
+        if config.eos_token_ids:
+            return config.eos_token_ids[0]
+        raise PromptError("the model has no end-of-text token to start from; give a prompt of at least one token")
+
+    def prompt_ids(self, prompt: Prompt, name: str = "prompt") -> list[int]:
+        """Return the ids of a prompt. Raises PromptError, which names it, for one that is not a prompt, or unknown ids."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        try:
+            array = np.asarray(prompt)
+        except (TypeError, ValueError):
+            array = np.asarray(None)
+        if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+            raise PromptError(f"{name} = {shown(prompt)} (accepted: a text, or a sequence of token ids)")
+        ids = [int(token_id) for token_id in array]
+        limit = self.engine.allowed_vocab_size
+        bad = [token_id for token_id in ids if not 0 <= token_id < limit]
+        if bad:
+            raise PromptError(f"{name}: token id {bad[0]} is not in the vocabulary (accepted: 0 to {limit - 1})")
+        return ids
+
+    def resolve(self, options: GenerationOptions) -> ResolvedOptions:
+        """Return the options with every choice made. Raises OptionError for one that this model cannot have."""
+        resolved = options.resolve(self.defaults, self.tokenizer.encode)
+        check_ids(resolved, self.engine.allowed_vocab_size)
+        return resolved
+
+
+def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None, verify: str) -> LoadedModel:
+    """Open a bundle folder as ortgpt.load() describes it."""
+    if verify not in ("sha256", "size"):
+        raise OptionError.bad_value("verify", verify, "sha256, size")
+    bundle = open_bundle(path)
+    with ThreadPoolExecutor(2) as background:
+        hashes = background.submit(bundle.verify_hashes) if verify == "sha256" else None
+        try:
+            # Reading the tokenizer keeps the GIL busy, so the part of opening the graph that needs the GIL comes first.
+            opening = background.submit(plan_session(bundle, device=device, threads=threads))
+            tokenizer = Tokenizer.load(bundle.path)
+            session = opening.result()
+            device_topk = open_device_topk(bundle, session)
+        except Exception:
+            if hashes is not None:
+                hashes.result()  # a damaged file is the better reason
+            raise
+        if hashes is not None:
+            hashes.result()
+    _check_tokenizer(bundle, tokenizer)
+    if bundle.manifest.precision.promise.kind == PromiseKind.BATCH_DEPENDENT:
+        _logger.warning(
+            "%s is batch_dependent: a row's answer changes with the other rows of its batch, and with the length of a "
+            "prompt's pieces; `ortgpt quantize` has recipes without that",
+            bundle.path,
+        )
+    engine = Engine(
+        session,
+        bundle.config,
+        masked_tokens=bundle.manifest.masked_tokens,
+        prefill_graph=find_prefill_graph(bundle, session),
+        device_topk=device_topk,
+    )
+    return LoadedModel(bundle, engine, tokenizer)
+
+
+def _check_tokenizer(bundle: Bundle, tokenizer: Tokenizer) -> None:
+    rows, masked = bundle.config.vocab_size, bundle.manifest.masked_tokens
+    if rows - masked != tokenizer.vocab_size:
+        raise BundleError(
+            f"{bundle.path}: the tokenizer has {tokenizer.vocab_size} ids, but the model has {rows} rows of which "
+            f"{masked} are masked; export it again"
+        )
+
+
+def check_ids(options: ResolvedOptions, limit: int) -> None:
+    """Raise OptionError for an option that names an id beyond the vocabulary, or more ids than it has."""
+    for name, ids in (
+        ("eos_token_id", options.eos_token_ids),
+        ("suppress_tokens", options.suppress_tokens),
+        ("logit_bias", options.logit_bias),
+        ("bad_words", [token_id for word in options.bad_words_ids for token_id in word]),
+    ):
+        bad = sorted(token_id for token_id in ids if token_id >= limit)
+        if bad:
+            raise OptionError(
+                f"{{{name}}} is not in the vocabulary (accepted: 0 to {{last}})", {name: bad[0]}, last=limit - 1
+            )
+    if options.logprobs is not None and options.logprobs > limit:
+        raise OptionError.bad_value("logprobs", options.logprobs, f"at most the vocabulary's {limit}")

@@ -1,0 +1,118 @@
+"""Every type that a public call returns. Computes nothing but what follows from the fields."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass
+class Timings:
+    """Wall time of one call, in seconds."""
+
+    tokenize_s: float = 0.0
+    """Checking the options and encoding the prompt."""
+    prefill_s: float = 0.0
+    """Computing the prompt."""
+    decode_s: float = 0.0
+    """The steps after it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogprob:
+    """One token and the model's own log-probability of it, before any option changes the logits."""
+
+    token_id: int
+    """The token's id."""
+    logprob: float | None
+    """Its log-probability in nats; None for a prompt's first token, which nothing predicts."""
+    top: list[tuple[int, float]]
+    """The most likely tokens as (id, log-probability), most likely first; as many as `logprobs` asks for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One continuation of a prompt."""
+
+    text: str
+    """The continuation, without prompt, stop string and end-of-text."""
+    token_ids: list[int]
+    """All generated ids, those of a stop string and an end-of-text included."""
+    finish_reason: str
+    """ "stop", "length", "timeout" or "cancelled". With a grammar, "stop" says that the text is whole, unless
+    `stop_reason` is a stop string."""
+    stop_reason: str | int | None
+    """The stop string or the end-of-text id that ended it, else None."""
+    prompt_tokens: int
+    """How many tokens of the prompt were used."""
+    timings: Timings
+    """The wall times of the rows that were computed together."""
+    logprobs: list[TokenLogprob] | None = None
+    """An entry for each of `token_ids`, if `logprobs` was set."""
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """An entry for each token of the prompt, if `echo` was set."""
+    score: float | None = None
+    """A beam's log-probability, divided by its length to the power of length_penalty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A part of a streamed continuation."""
+
+    text: str
+    """Whole characters; may be empty in the last piece."""
+    token_ids: list[int]
+    """The ids that came since the last piece."""
+    finish_reason: str | None = None
+    """As in Completion, in the last piece; None before."""
+    stop_reason: str | int | None = None
+    """As in Completion, in the last piece; None before."""
+    logprobs: list[TokenLogprob] | None = None
+    """An entry for each of `token_ids`, if `logprobs` was set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How likely a model holds a text."""
+
+    nll: float
+    """The negative log-likelihood in nats, summed over the tokens."""
+    tokens: int
+    """How many tokens were predicted."""
+    text_bytes: int
+    """The size of the text in UTF-8 bytes."""
+    token_ids: list[int]
+    """The ids of the text."""
+    token_logprobs: list[float]
+    """The log-probability of each, in nats."""
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nll / tokens); infinite where no float holds it."""
+        mean = self.nll / self.tokens
+        return math.exp(mean) if mean < 709 else math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        """The nll in bits, per UTF-8 byte of the text."""
+        return self.nll / math.log(2) / self.text_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One of several continuations that choose() ranked."""
+
+    index: int
+    """Its place among the continuations of the call."""
+    text: str
+    """Its text."""
+    score: float
+    """What choices are ranked by: `logprob` divided by tokens, bytes or nothing."""
+    probability: float
+    """Its share of exp(score) among all choices."""
+    logprob: float
+    """Its log-likelihood in nats."""
+    token_ids: list[int]
+    """Its ids."""
+    token_logprobs: list[float]
+    """The log-probability of each, in nats."""

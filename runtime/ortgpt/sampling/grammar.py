@@ -1,0 +1,139 @@
+"""Text that follows a grammar: which tokens may come next, by llguidance. Needs the extra `grammar`.
+
+A grammar is a regular expression, a JSON schema or a list of choices. Knows no model.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ortgpt.errors import OptionError
+from ortgpt.options.resolved import Grammar
+from ortgpt.sampling.warpers import Floats
+from ortgpt.text.tokenizer import Tokenizer
+
+_MAX_GRAMMARS = 16  # that stay compiled
+# Where white space is free, a small model may write it for ever. A schema's own "x-guidance" wins.
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Grammars:
+    """Makes matchers for one tokenizer, whose table is built with the first of them. Safe for several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, end_id: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._end_id = end_id
+        self._lock = threading.Lock()
+        self._table: Any = None
+        self._begun: dict[str, Any] = {}  # matchers at the beginning of the grammars that were asked for
+
+    def matcher(self, grammar: Grammar, eos_token_ids: frozenset[int]) -> Matcher:
+        """Return a matcher at the beginning of `grammar`.
+
+        Raises OptionError for a grammar that llguidance does not take, and where it is not installed.
+        """
+        if importlib.util.find_spec("llguidance") is None:
+            raise OptionError(
+                "{grammar.name} needs llguidance, which is not installed; run `pip install llguidance`",
+                {"grammar": grammar},
+            )
+        import llguidance
+
+        text = _compile(llguidance, grammar)
+        with self._lock:
+            if self._table is None:
+                self._table = self._make_table(llguidance)
+            if text not in self._begun:
+                failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(text, self._table)
+                if failed:
+                    raise OptionError(
+                        "{grammar} is not accepted: {reason}",
+                        {"grammar": grammar},
+                        reason=" ".join(messages[0].split()),
+                    )
+                while len(self._begun) >= _MAX_GRAMMARS:
+                    del self._begun[next(iter(self._begun))]
+                self._begun[text] = llguidance.LLMatcher(self._table, text, log_level=0)
+            # A copy shares what was found out about the grammar's states, which is most of the work.
+            return Matcher(self._begun[text].deep_copy(), self._table.eos_token, eos_token_ids)
+
+    def _make_table(self, llguidance: Any) -> Any:
+        unused = set(self._tokenizer.unused_ids()) | set(self._tokenizer.added_ids())
+        tokens = [
+            b"" if token_id in unused else self._tokenizer.token_bytes(token_id)
+            for token_id in range(self._tokenizer.vocab_size)
+        ]
+        # llguidance ends a text by a token; where the model has none, one more stands for it, and is never picked.
+        end_id = len(tokens) if self._end_id is None else self._end_id
+        if end_id == len(tokens):
+            tokens.append(b"<end>")
+        names = _Names(tokens, end_id, sorted(unused | {end_id}), self._tokenizer)
+        return llguidance.LLTokenizer(llguidance.TokenizerWrapper(names), n_vocab=len(tokens))
+
+
+class _Names:
+    """A tokenizer as llguidance wants to see it."""
+
+    def __init__(self, tokens: list[bytes], end_id: int, special_ids: list[int], tokenizer: Tokenizer) -> None:
+        self.tokens = tokens
+        self.eos_token_id = end_id
+        self.bos_token_id = None
+        self.special_token_ids = special_ids
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._tokenizer.encode(text.decode() if isinstance(text, bytes) else text)
+
+
+class Matcher:
+    """Where one row stands in its grammar."""
+
+    def __init__(self, matcher: Any, end_id: int, eos_token_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._end_id = end_id  # what the matcher allows where a text is complete, whatever the row ends by
+        self._eos = sorted(eos_token_ids)
+
+    def mask(self, logits: Floats) -> None:
+        """Make impossible, in place, what may not come next; end-of-text may where the text is complete."""
+        ends = logits[self._eos] if self.complete else np.full(len(self._eos), -np.inf, np.float32)
+        allowed = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
+        known = min(allowed.size, logits.size)
+        np.copyto(logits[:known], -np.inf, where=allowed[:known] == 0)
+        logits[known:] = -np.inf
+        logits[self._end_id : self._end_id + 1] = -np.inf
+        logits[self._eos] = ends
+
+    def advance(self, token_id: int) -> bool:
+        """Take the token that was picked; tell whether the text is complete and nothing may follow."""
+        if token_id in self._eos:
+            return True
+        if not self._matcher.consume_token(token_id):
+            raise OptionError(f"the grammar cannot be followed: {' '.join(self._matcher.get_error().split())}")
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text so far is a whole text of the grammar."""
+        return bool(self._matcher.is_accepting())
+
+
+def _compile(llguidance: Any, grammar: Grammar) -> str:
+    found: str
+    if isinstance(grammar, str):
+        found = llguidance.LLMatcher.grammar_from_regex(grammar)
+    elif isinstance(grammar, Mapping):
+        try:
+            found = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(dict(grammar)), _JSON_STYLE)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise OptionError("{grammar} is not a JSON schema: {error}", {"grammar": grammar}, error=error) from None
+    else:
+        choices: Sequence[str] = tuple(grammar)
+        lark = " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+        found = llguidance.LLMatcher.grammar_from_lark(f"start: {lark}")
+    return found

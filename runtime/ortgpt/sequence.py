@@ -1,0 +1,101 @@
+"""One continuation of a prompt: its row, and the text of its tokens up to a stop string or end-of-text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
+
+from ortgpt.decode.row import Row
+from ortgpt.options.resolved import ResolvedOptions
+from ortgpt.results import Completion, Piece, Timings, TokenLogprob
+from ortgpt.text.detokenizer import StopMatcher, TextStream
+from ortgpt.text.tokenizer import Tokenizer
+
+
+@dataclass
+class Sequence:
+    """One continuation. `update()` takes the row's newest token; the text that is ready is taken once."""
+
+    row: Row
+    options: ResolvedOptions
+    writer: Writer
+    timings: Timings = field(default_factory=Timings)
+    prompt_logprobs: list[TokenLogprob] | None = None
+    score: float | None = None
+    _streamed: int = 0
+
+    def update(self) -> None:
+        """Turn the row's newest token into text; a stop string that it completes ends the row."""
+        self.writer.update(self.row)
+
+    def completion(self) -> Completion:
+        """Return the continuation after it has ended."""
+        row = self.row
+        assert row.finish_reason is not None, "a sequence that was run has ended"
+        return Completion(
+            text=self.writer.take(),
+            token_ids=row.token_ids,
+            finish_reason=row.finish_reason,
+            stop_reason=row.stop_reason,
+            prompt_tokens=len(row.prompt_ids),
+            timings=self.timings,
+            logprobs=None if row.logprobs is None else row.token_logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            score=self.score,
+        )
+
+    def piece(self) -> Piece | None:
+        """Return the text that came since the last piece; None if there is none and the sequence has not ended."""
+        row, text, begin = self.row, self.writer.take(), self._streamed
+        if not text and not row.finish_reason:
+            return None
+        self._streamed = len(row.token_ids)
+        return Piece(
+            text=text,
+            token_ids=row.token_ids[begin:],
+            finish_reason=row.finish_reason,
+            stop_reason=row.stop_reason,
+            logprobs=None if row.logprobs is None else row.token_logprobs[begin:],
+        )
+
+
+class Writer:
+    """Turns one row's tokens into text. Text that may begin a stop string is held until it does not."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Several[str]) -> None:
+        self._stream = TextStream(tokenizer)
+        self._matcher = StopMatcher(stops)
+        self._ready: list[str] = []
+
+    def update(self, row: Row) -> None:
+        """Take the row's newest token."""
+        if row.token_ids[-1] not in row.eos_token_ids:
+            self._feed(self._stream.push(row.token_ids[-1]), row)
+        if row.finish_reason is not None and not isinstance(row.stop_reason, str):
+            self._feed(self._stream.finish(), row)
+        if row.finish_reason is not None and not isinstance(row.stop_reason, str):
+            self._ready.append(self._matcher.finish())
+
+    def _feed(self, text: str, row: Row) -> None:
+        ready, stop = self._matcher.push(text)
+        self._ready.append(ready)
+        if stop is not None:
+            row.finish_reason, row.stop_reason = "stop", stop
+
+    def take(self) -> str:
+        """Return the text that is ready, once."""
+        text = "".join(self._ready)
+        self._ready.clear()
+        return text
+
+
+def text_until(tokenizer: Tokenizer, token_ids: Several[int], stops: Several[str]) -> tuple[str, str | None]:
+    """Return the text of `token_ids` before a stop string, and the stop string or None."""
+    stream, matcher = TextStream(tokenizer), StopMatcher(stops)
+    ready = []
+    for part in [*map(stream.push, token_ids), stream.finish()]:
+        text, stop = matcher.push(part)
+        ready.append(text)
+        if stop is not None:
+            return "".join(ready), stop
+    return "".join(ready) + matcher.finish(), None

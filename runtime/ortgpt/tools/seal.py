@@ -1,0 +1,47 @@
+"""State in a bundle's manifest what generation_config.json holds after an edit by hand."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from ortgpt.bundle.checked_json import read_json_object
+from ortgpt.bundle.files import naming, reading
+from ortgpt.bundle.folder import describe_files, listed_file_faults, not_intact, read_manifest
+from ortgpt.bundle.manifest import sealed_text
+from ortgpt.contract import File
+from ortgpt.errors import BundleError, OptionError
+from ortgpt.options.generation_config import read_generation_config
+
+
+def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
+    """State the present size and sha256 of generation_config.json in the manifest; return the names that had changed.
+
+    Every other file was verified when it was exported, so that a change of one is damage. Raises BundleError for that,
+    for a listed file that is missing, and for a generation_config.json that could not be used.
+    """
+    folder = Path(path)
+    values, manifest = read_manifest(folder)
+    with reading(folder):
+        faults = listed_file_faults(folder, manifest)
+    if faults:
+        raise not_intact(folder, faults)
+    files = describe_files(folder, manifest.files)
+    changed = [name for name, entry in files.items() if entry != manifest.files[name]]
+    damaged = [name for name in changed if name != File.GENERATION_CONFIG]
+    if damaged:
+        raise not_intact(folder, [f"{name} was changed, and is no file to edit by hand" for name in damaged])
+    defaults = folder / File.GENERATION_CONFIG
+    try:
+        read_generation_config(read_json_object(defaults), ())
+    except OptionError as error:
+        raise BundleError(f"{defaults}: {error}") from None
+    partial = folder / f".{File.MANIFEST}.{secrets.token_hex(4)}.partial"
+    try:
+        with naming(folder), partial.open("x", encoding="utf-8") as file:  # never through a link that lies in wait
+            file.write(sealed_text(values, files))
+        os.replace(partial, folder / File.MANIFEST)
+    finally:
+        partial.unlink(missing_ok=True)
+    return changed

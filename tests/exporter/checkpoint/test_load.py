@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from peft import LoraConfig, get_peft_model
+
+from exporter.checkpoint.hub_server import COMMIT, Hub, folder_repo, serve_hub, use_hub
+from ortgpt_exporter import ExportError
+from ortgpt_exporter.checkpoint.hub import ADAPTER, CHECKPOINT, DownloadProgress
+from ortgpt_exporter.checkpoint.load import find_folder, load_checkpoint
+from ortgpt_models import GPT, ModelError, load_gpt
+from ortgpt_models.adapter import ADAPTER_FILES
+from ortgpt_models.hf_checkpoint import WEIGHTS_SOURCES
+from support import SMALL_VOCAB, random_model, write_checkpoint, write_small_tokenizer
+
+SHAPE = {"vocab_size": SMALL_VOCAB, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 4}
+
+
+@pytest.fixture
+def folder(small_checkpoint: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_checkpoint, tmp_path / "my-model"))
+
+
+@pytest.fixture
+def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    with serve_hub() as served:
+        served.repos["me/my-model"] = folder_repo(folder)
+        use_hub(served, tmp_path / "home", monkeypatch)
+        yield served
+
+
+def sha256(*files: Path) -> str:
+    """Return the file's sha256, or that of those of several joined."""
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    return digests[0] if len(files) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def logits(gpt: GPT) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = gpt(torch.arange(40)[None] * 7 % SMALL_VOCAB)
+    return found
+
+
+def as_bin(folder: Path) -> None:
+    """Make the folder one that has its weights in pytorch_model.bin."""
+    model = random_model(0, **SHAPE, bos_token_id=0, eos_token_id=0)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def write_nanogpt(path: Path, vocab_size: int = SMALL_VOCAB) -> None:
+    """Write the small network as nanoGPT does: linear layers turned around, compiled-prefix keys."""
+    model = random_model(0, **SHAPE | {"vocab_size": vocab_size})
+    turned = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+    state = {
+        f"_orig_mod.{name}": tensor.T.contiguous() if name.endswith(turned) else tensor
+        for name, tensor in model.state_dict().items()
+    }
+    sizes = {"n_layer": 2, "n_head": 4, "n_embd": 48, "block_size": 64, "bias": True, "vocab_size": vocab_size}
+    torch.save({"model": state, "model_args": sizes | {"dropout": 0.0}, "iter_num": 7}, path)
+
+
+def write_adapter(out: Path, card: str = "# LoRA") -> Path:
+    torch.manual_seed(1)
+    adapted = get_peft_model(random_model(0, **SHAPE), LoraConfig(r=2, fan_in_fan_out=True, target_modules=["c_attn"]))
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, 0.0, 0.3)
+    adapted.save_pretrained(str(out))
+    (out / "README.md").write_text(card)
+    return out
+
+
+def test_a_folder_gives_network_tokenizer_and_provenance(folder: Path) -> None:
+    (folder / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n# Model\n")
+    (folder / "generation_config.json").write_text('{"temperature": 0.7, "eos_token_id": 0}')
+    loaded = load_checkpoint(folder)
+    assert loaded.gpt.config.n_layer == 2
+    assert loaded.tokenizer_files.tokenizer.vocab_size == 300
+    assert loaded.tokenizer_files.texts["vocab.json"] == (folder / "vocab.json").read_text()
+    assert loaded.generation_config == {"temperature": 0.7, "eos_token_id": 0}
+    assert (loaded.source.id, loaded.source.licence, loaded.source.revision) == ("my-model", "mit", None)
+    assert loaded.source.sha256 == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_without_a_generation_config_end_of_text_comes_from_the_config(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    loaded = load_checkpoint(folder)
+    assert loaded.generation_config == {"bos_token_id": 0, "eos_token_id": 0}
+    assert loaded.source.licence is None
+
+
+def test_a_bundled_name_wins_over_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "austen").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert find_folder("austen").name == "austen"
+    assert find_folder("austen").parent.name == "checkpoints"
+    for path in ("./austen", Path("./austen"), Path("austen"), tmp_path / "austen"):
+        assert find_folder(path).resolve() == tmp_path / "austen"
+    accepted = (
+        "accepted: a Hugging Face folder, a nanoGPT ckpt.pt, a hub id like openai-community/gpt2, or one of: austen"
+    )
+    for name in ("none", "gpt2", "", "./me/my-model", "out/ckpt.pt", "x" * 5000, "a\0b", Path("me/my-model")):
+        with pytest.raises(ModelError) as caught:
+            load_checkpoint(name)
+        assert str(caught.value).endswith(f" does not exist ({accepted})")
+    with pytest.raises(ModelError, match="none does not exist"):
+        find_folder("none")
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlicense: 'apache-2.0'\n---\n", "apache-2.0"),
+        ("---\nlicense:\n- mit\n---\n", None),
+        ("---\nlicense:\ntags: x\n---\n", None),
+        ("no front matter\nlicense: mit\n", None),
+        ("---\nlicense: mit\n---\n\udcff", "mit"),
+    ],
+)
+def test_the_licence_of_a_model_card(folder: Path, card: str, licence: str | None) -> None:
+    (folder / "README.md").write_bytes(card.encode("utf-8", "surrogateescape"))
+    assert load_checkpoint(folder).source.licence == licence
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("generation_config.json", '{"eos_token_id": [0, 300]}', "bos_token_id or eos_token_id = 300"),
+        ("generation_config.json", '{"temperature": "hot"}', r"generation_config\.json: temperature = 'hot'"),
+    ],
+)
+def test_generation_defaults_that_would_fail_later_are_refused(
+    folder: Path, name: str, content: str, reason: str
+) -> None:
+    (folder / name).write_text(content)
+    with pytest.raises(ExportError, match=reason):
+        load_checkpoint(folder)
+
+
+def test_special_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "default", bos_token_id=50256, eos_token_id=50256)
+    with pytest.raises(ExportError, match=r"= 50256 is not in the tokenizer \(accepted: 0 to 299, or null\)"):
+        load_checkpoint(folder)
+
+
+def test_a_model_smaller_than_its_tokenizer_is_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "small", vocab_size=290)
+    with pytest.raises(ExportError, match="tokenizer has 300 ids, the model only 290 rows"):
+        load_checkpoint(folder)
+
+
+def test_a_model_larger_than_its_tokenizer_has_rows_without_a_token(tmp_path: Path) -> None:
+    loaded = load_checkpoint(write_checkpoint(tmp_path / "padded", vocab_size=304))
+    assert (loaded.gpt.config.vocab_size, loaded.tokenizer_files.tokenizer.vocab_size) == (304, 300)
+
+
+def test_keys_that_only_transformers_uses_are_no_fault(folder: Path) -> None:
+    values = {"max_length": 50, "num_beams": 4, "forced_eos_token_id": 0, "suppress_tokens": [], "temperature": 0.7}
+    (folder / "generation_config.json").write_text(json.dumps(values))
+    assert load_checkpoint(folder).generation_config == values
+
+
+def test_missing_tokenizer_files_are_named(folder: Path) -> None:
+    (folder / "merges.txt").unlink()
+    with pytest.raises(ExportError, match=r"no merges\.txt in .*or as tokenizer\.json"):
+        load_checkpoint(folder)
+
+
+def test_another_tokenizer_is_taken_where_one_is_named(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "tokenizer"
+    other.mkdir()
+    write_small_tokenizer(other, vocab_size=280)
+    assert load_checkpoint(folder, tokenizer=other).tokenizer_files.tokenizer.vocab_size == 280
+    (folder / "merges.txt").unlink()
+    assert load_checkpoint(folder, tokenizer=str(other)).tokenizer_files.tokenizer.vocab_size == 280
+    with pytest.raises(ExportError, match="tokenizer has 4096 ids, the model only 300 rows"):
+        load_checkpoint(folder, tokenizer="austen")
+    for name, reason in ((other / "none", "does not exist"), (other / "vocab.json", "is a file")):
+        with pytest.raises(ModelError, match=rf"{reason} \(accepted: a folder with the files of a tokenizer, a hub id"):
+            load_checkpoint(folder, tokenizer=name)
+
+
+def test_several_files_of_weights_have_one_sha256(folder: Path) -> None:
+    whole = load_checkpoint(folder)
+    random_model(0, **SHAPE, bos_token_id=0, eos_token_id=0).save_pretrained(folder, max_shard_size="100KB")
+    (folder / "model.safetensors").unlink()
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    loaded = load_checkpoint(folder)
+    assert torch.equal(logits(loaded.gpt), logits(whole.gpt))
+    assert loaded.source.sha256 == sha256(*shards)
+    assert loaded.notes == ()
+
+
+def test_weights_out_of_a_pickle_are_told(folder: Path) -> None:
+    whole = load_checkpoint(folder)
+    as_bin(folder)
+    loaded = load_checkpoint(folder)
+    assert torch.equal(logits(loaded.gpt), logits(whole.gpt))
+    assert loaded.notes == ("the folder has no safetensors; pytorch_model.bin was read with weights_only=True",)
+    assert loaded.source.sha256 == sha256(folder / "pytorch_model.bin")
+
+
+def test_a_nanogpt_file_takes_a_tokenizer_and_its_end_of_text(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out" / "ckpt.pt"
+    path.parent.mkdir()
+    write_nanogpt(path, vocab_size=304)
+    loaded = load_checkpoint(str(path), tokenizer=folder)
+    expected = random_model(0, **SHAPE | {"vocab_size": 304}, activation_function="gelu")
+    with torch.no_grad():
+        ids = torch.arange(40)[None] * 7 % SMALL_VOCAB
+        assert (loaded.gpt(ids) - expected(ids).logits).abs().max() < 1e-4
+    assert (loaded.gpt.config.bos_token_id, loaded.gpt.config.eos_token_id) == (0, 0)
+    assert loaded.generation_config == {"bos_token_id": 0, "eos_token_id": 0}
+    assert (loaded.source.id, loaded.source.sha256) == ("out/ckpt.pt", sha256(path))
+    assert (loaded.source.revision, loaded.source.licence) == (None, None)
+    assert (loaded.gpt.config.vocab_size, loaded.tokenizer_files.tokenizer.vocab_size) == (304, 300)
+    read = "ckpt.pt was read with weights_only=True, and as it does not state its activation, with "
+    assert loaded.notes == (f"{read}gelu",)
+    tanh = load_checkpoint(path, tokenizer=folder, activation="gelu_new")
+    assert tanh.gpt.config.activation_function == "gelu_new"
+    assert tanh.notes == (f"{read}gelu_new",)
+    vocab = json.loads((folder / "vocab.json").read_text())
+    vocab["<|end|>"] = vocab.pop("<|endoftext|>")
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    loaded = load_checkpoint(path, tokenizer=folder)
+    assert loaded.generation_config == {"bos_token_id": None, "eos_token_id": None}
+
+
+def test_what_a_file_cannot_be_is_said(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model"  # any name will do
+    write_nanogpt(path)
+    with pytest.raises(ExportError, match=r"carries no tokenizer; name the one it was trained with \(--tokenizer\)"):
+        load_checkpoint(path)
+    with pytest.raises(ExportError, match="tokenizer has 4096 ids, the model only 300 rows"):
+        load_checkpoint(path, tokenizer="austen")
+    path.write_text("text")
+    with pytest.raises(ModelError, match="model"):
+        load_checkpoint(path, tokenizer=folder)
+    as_bin(folder)
+    for name in ("pytorch_model.bin", "config.json"):
+        with pytest.raises(ModelError, match=r"is one file of a checkpoint; name its folder, .*my-model"):
+            load_checkpoint(folder / name)
+    with pytest.raises(ExportError, match=r"activation = 'gelu' is of a nanoGPT file; .* leave it out"):
+        load_checkpoint(folder, activation="gelu")
+
+
+def test_an_adapter_is_merged_and_recorded(folder: Path, tmp_path: Path) -> None:
+    plain = load_checkpoint(folder)
+    adapter = write_adapter(tmp_path / "my-adapter", "---\nlicense: apache-2.0\n---\n")
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    loaded = load_checkpoint(folder, adapter=adapter)
+    assert (logits(loaded.gpt) - logits(plain.gpt)).abs().max() > 0.01
+    assert loaded.source.id == "my-model + my-adapter"
+    assert loaded.source.sha256 == sha256(folder / "model.safetensors", adapter / "adapter_model.safetensors")
+    assert loaded.source.licence == "mit + apache-2.0"
+    (adapter / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert load_checkpoint(folder, adapter=str(adapter)).source.licence == "mit"
+    with pytest.raises(ModelError, match=r"none does not exist \(accepted: the folder of a PEFT adapter, or a hub id"):
+        load_checkpoint(folder, adapter="none")
+
+
+def test_a_hub_id_gives_network_tokenizer_and_commit(hub: Hub, folder: Path) -> None:
+    seen: list[DownloadProgress] = []
+    loaded = load_checkpoint("me/my-model", on_download=seen.append)
+    assert torch.equal(logits(loaded.gpt), logits(load_gpt(folder)))
+    assert (loaded.source.id, loaded.source.revision, loaded.source.licence) == ("me/my-model", COMMIT, "mit")
+    assert loaded.source.sha256 == sha256(folder / "model.safetensors")
+    assert loaded.tokenizer_files.texts["merges.txt"] == (folder / "merges.txt").read_text()
+    assert loaded.notes == ()
+    assert seen[-1].done_bytes == seen[-1].total_bytes
+    hub.repos["me/my-model"].revisions["v1"] = "e" * 40
+    assert load_checkpoint("me/my-model", revision="v1").source.revision == "e" * 40
+    with pytest.raises(ExportError, match="has no revision 'v2'"):
+        load_checkpoint("me/my-model", revision="v2")
+
+
+def test_tokenizer_and_adapter_by_hub_id(hub: Hub, folder: Path, tmp_path: Path) -> None:
+    hub.repos["me/lora"] = folder_repo(write_adapter(tmp_path / "lora"))
+    hub.repos["me/lora"].revisions["main"] = "b" * 40
+    path = tmp_path / "ckpt.pt"
+    write_nanogpt(path)
+    loaded = load_checkpoint(path, tokenizer="me/my-model", adapter="me/lora", activation="gelu_new")
+    assert loaded.source.id == f"{tmp_path.name}/ckpt.pt + me/lora@{'b' * 40}"
+    assert loaded.source.revision is None
+    expected = load_checkpoint(folder, adapter=tmp_path / "lora")
+    assert torch.equal(logits(loaded.gpt), logits(expected.gpt))
+    wanted = {"vocab.json", "merges.txt", "adapter_config.json", "adapter_model.safetensors", "README.md"}
+    assert {name.split("/")[1] for name in hub.downloads()} == wanted
+
+
+def test_a_repository_with_nothing_but_a_pickle_is_told(hub: Hub, folder: Path, tmp_path: Path) -> None:
+    as_bin(folder)
+    hub.repos["me/old"] = folder_repo(folder)
+    told = "the repository has no safetensors; pytorch_model.bin was read with weights_only=True"
+    assert load_checkpoint("me/old").notes == (told,)
+    hub.status = 502
+    silent, again = load_checkpoint("me/old").notes
+    assert again == told
+    assert silent == f"{hub.url} did not answer; me/old was taken from the cache, commit {COMMIT}"
+
+
+def test_a_path_that_exists_wins_over_a_hub_id(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(folder, folder.parent / "me" / "my-model")
+    monkeypatch.chdir(folder.parent)
+    loaded = load_checkpoint("me/my-model")
+    assert (loaded.source.id, loaded.source.revision) == ("my-model", None)
+    assert hub.requests == []
+
+
+def test_a_revision_of_what_is_here_is_refused(folder: Path) -> None:
+    for name in ("austen", folder):
+        with pytest.raises(
+            ExportError, match=r"revision = 'main' is of a hub id, and .* is on this machine; leave it out"
+        ):
+            load_checkpoint(name, revision="main")
+
+
+def test_offline_a_checkpoint_comes_from_the_cache(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    online = load_checkpoint("me/my-model")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.requests.clear()
+    assert load_checkpoint("me/my-model").source == online.source
+    with pytest.raises(ExportError, match="me/other is no folder here, and no me/other in the cache"):
+        load_checkpoint("me/other")
+    assert hub.requests == []
+
+
+def test_what_is_downloaded_is_what_is_read() -> None:
+    assert CHECKPOINT.one_of == WEIGHTS_SOURCES
+    assert ADAPTER.one_of == ADAPTER_FILES

@@ -1,0 +1,77 @@
+"""Smoothing must change no value, and undo what makes GPT-2 hard to round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ortgpt_exporter.quantization.smoothquant import smooth
+from ortgpt_models import GPT, GPTConfig
+from outliers import inject
+
+CONFIG = GPTConfig(vocab_size=60, n_positions=32, n_embd=48, n_layer=2, n_head=4)
+
+
+def make_gpt() -> GPT:
+    torch.manual_seed(3)
+    gpt = GPT(CONFIG).eval()
+    with torch.no_grad():
+        for name, parameter in gpt.named_parameters():
+            parameter.normal_(1.0 if ".ln_" in name and name.endswith("weight") else 0.0, 0.2)
+    return gpt
+
+
+def smoothed(gpt: GPT, least_factor: float = 4.0) -> dict[str, Any]:
+    weights = {name: tensor.numpy().copy() for name, tensor in gpt.state_dict().items() if name.startswith("h.")}
+    smooth(weights, n_layer=CONFIG.n_layer, least_factor=least_factor)
+    return weights
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["none", "norm", "value"])
+@pytest.mark.parametrize("least_factor", [1.0, 4.0])
+def test_no_logit_changes(kind: str, least_factor: float) -> None:
+    gpt = make_gpt()
+    if kind != "none":
+        inject(gpt, kind, count=2)
+    ids = torch.arange(32)[None] * 7 % 60
+    before = gpt(ids)
+    changed = {name: torch.from_numpy(array) for name, array in smoothed(gpt, least_factor).items()}
+    assert kind == "none" or any(not torch.equal(gpt.state_dict()[name], changed[name]) for name in changed)
+    gpt.load_state_dict(gpt.state_dict() | changed)
+    assert (gpt(ids) - before).abs().max() <= 1e-4 * before.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["norm", "value"])
+@pytest.mark.parametrize("factor", [64.0, 1000.0, 1 / 64])
+def test_an_injected_outlier_is_brought_back_and_nothing_else_moves(kind: str, factor: float) -> None:
+    plain, odd = make_gpt(), make_gpt()
+    inject(odd, kind, factor=factor, count=2)
+    found = smoothed(odd)
+    for name, tensor in plain.state_dict().items():
+        if name.startswith("h."):
+            change = np.abs(np.log2(found[name] / tensor.numpy()))
+            assert change.max() <= 2.5, name  # from a factor of 2^6 or 2^10
+            assert np.count_nonzero(change > 0.01) <= 2 * change.size // 48, name
+
+
+def test_a_network_without_odd_channels_stays() -> None:
+    gpt = make_gpt()
+    state = gpt.state_dict()
+    assert all(np.array_equal(array, state[name].numpy()) for name, array in smoothed(gpt).items())
+
+
+def test_channels_that_carry_nothing_stay() -> None:
+    gpt = make_gpt()
+    with torch.no_grad():
+        gpt.get_parameter("h.0.ln_1.weight")[3] = gpt.get_parameter("h.0.ln_1.bias")[3] = 0.0
+        gpt.get_parameter("h.1.mlp.c_fc.weight")[4] = 0.0
+    weights = smoothed(gpt)
+    assert all(np.isfinite(array).all() for array in weights.values())
+    assert weights["h.0.ln_1.weight"][3] == 0
+    before = gpt.state_dict()["h.0.attn.c_attn.weight"]
+    assert np.array_equal(weights["h.0.attn.c_attn.weight"][3, :96], before[3, :96])
+    assert weights["h.1.ln_2.weight"][4] == gpt.state_dict()["h.1.ln_2.weight"][4]
