@@ -2,8 +2,8 @@
 
 import os
 
-# From version 1.29 on, importing ONNX Runtime starts telemetry, on Linux too, and keeps an id of the machine in the home
-# folder. A later call to turn it off comes too late.
+# From version 1.29 on, importing ONNX Runtime starts telemetry, on Linux too, and keeps an id of the machine in the
+# home folder. A later call to turn it off comes too late.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 from ortgpt.conversation import Conversation

@@ -153,7 +153,7 @@ DEVICE_TOP_K = 64  # logits a row that a device top-k graph returns; more than t
 
 
 def topk_tensors(vocab_size: int, allowed_vocab_size: int) -> tuple[dict[str, Spec], dict[str, Spec]]:
-    """Return the inputs and the outputs of a device top-k graph; of a row's logits, the first `allowed_vocab_size` count."""
+    """Return inputs and outputs of a device top-k graph, which looks at the first `allowed_vocab_size` logits."""
     top = (Axis.BATCH, min(DEVICE_TOP_K, allowed_vocab_size))
     inputs: dict[str, Spec] = {
         Tensor.LOGITS: (DType.FLOAT32, (Axis.BATCH, 1, vocab_size)),

@@ -1,4 +1,7 @@
-"""Every error that this package raises, and how a message shows a value. Each is an OrtGptError and a fitting built-in."""
+"""Every error that this package raises, and how a message shows a value.
+
+Each error is an OrtGptError and also the built-in that fits.
+"""
 
 from __future__ import annotations
 

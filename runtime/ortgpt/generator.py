@@ -1,4 +1,4 @@
-"""The face that apps use: load a bundle, then generate, stream, batch, score and choose text. Holds no state of a call."""
+"""The face that apps use: load a bundle, then generate, stream, batch, score and choose. Holds no state of a call."""
 
 from __future__ import annotations
 

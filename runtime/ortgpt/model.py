@@ -72,7 +72,7 @@ class LoadedModel:
         raise PromptError("the model has no end-of-text token to start from; give a prompt of at least one token")
 
     def prompt_ids(self, prompt: Prompt, name: str = "prompt") -> list[int]:
-        """Return the ids of a prompt. Raises PromptError, which names it, for one that is not a prompt, or unknown ids."""
+        """Return the ids of a prompt. Raises PromptError, which names it, for anything else and for unknown ids."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         try:

@@ -18,15 +18,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import make_selftest
 import ortgpt
 from ortgpt import ClosedError
-from ortgpt.bundle.folder import open_bundle
 from ortgpt.cli.main import main
 from ortgpt.decode.scoring import continuation_logprobs
-from ortgpt.tools.doctor import SELF_TEST, SELF_TEST_IDS, SELF_TEST_PROMPT, diagnose
-from ortgpt_exporter import export_bundle
-from support import greedy_ids
+from ortgpt.tools.doctor import diagnose
 
 # A function that a spawned process finds by its name.
 generate = operator.methodcaller("generate", "It is a truth", max_new_tokens=8)
@@ -216,17 +212,3 @@ def test_the_self_test_passes_and_notices_a_wrong_answer(monkeypatch: pytest.Mon
     both = CliRunner().invoke(main, ["doctor"])
     assert both.exit_code == 1
     assert "FAULT: onnxruntime and onnxruntime-gpu are both installed" in both.stdout
-
-
-def test_the_self_tests_bundle_is_what_export_makes_today(tmp_path: Path) -> None:
-    """Made by `python tests/make_selftest.py`; a change of the graphs makes it anew."""
-    make_selftest.write_checkpoint(tmp_path / "checkpoint")
-    made, kept = open_bundle(export_bundle(tmp_path / "checkpoint", tmp_path / "bundle").path), open_bundle(SELF_TEST)
-    for name in ("major", "minor", "graphs", "precision", "tokenizer", "minimum_onnxruntime", "masked_tokens"):
-        assert getattr(kept.manifest, name) == getattr(made.manifest, name), name
-    assert kept.config == made.config
-    assert (SELF_TEST / "model.onnx").stat().st_size == (made.path / "model.onnx").stat().st_size
-    vocab = json.loads((SELF_TEST / "vocab.json").read_text())
-    prompt = [vocab[letter] for letter in SELF_TEST_PROMPT]
-    assert tuple(greedy_ids(make_selftest.self_test_model(), prompt, len(SELF_TEST_IDS))) == SELF_TEST_IDS
-    assert sum(path.stat().st_size for path in SELF_TEST.iterdir()) < 200_000

@@ -1,4 +1,4 @@
-"""Which other files an ONNX file reads its weights from, found without the package onnx. Runs nothing."""
+"""The names of the files that an ONNX file reads its weights from, found without the package onnx. Runs nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MESSAGES: dict[str, dict[int, str]] = {
     "tensor": {13: "entry"},
 }
 _KEY, _VALUE = 1, 2  # the fields of an entry
-_MOST_LEVELS = 50
+_MAX_LEVELS = 50
 
 Field = tuple[int, int, int]  # number, and where its bytes begin and end
 
@@ -31,8 +31,8 @@ Field = tuple[int, int, int]  # number, and where its bytes begin and end
 def external_files(path: Path) -> set[str]:
     """Return the names of the files that the weights of an ONNX file lie in.
 
-    They are read as protobuf has it. Raises BundleError where the file cannot be read, is no ONNX file, or writes a
-    name in a way that readers could take otherwise.
+    The names are read as protobuf encodes them. Raises BundleError if the file cannot be read, is not an ONNX file, or
+    encodes a name in a way that readers could understand differently.
     """
     with reading(path), path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
@@ -41,7 +41,7 @@ def external_files(path: Path) -> set[str]:
             try:
                 return {name.decode() for name in _locations(data, "model", 0, len(data), 0)}
             except ValueError as error:
-                raise BundleError(f"{path} is no ONNX file: {error}; export it anew") from None
+                raise BundleError(f"{path} is not an ONNX file: {error}; export it again") from None
 
 
 def _locations(data: mmap.mmap, kind: str, begin: int, end: int, level: int) -> Iterator[bytes]:
@@ -49,13 +49,13 @@ def _locations(data: mmap.mmap, kind: str, begin: int, end: int, level: int) -> 
         fields = dict[int, bytes]()
         for number, first, last in _fields(data, begin, end):
             if number in fields:
-                raise ValueError(f"a field stands twice at byte {first:,}")
+                raise ValueError(f"a field occurs twice at byte {first:,}")
             fields[number] = data[first:last]
         if fields.get(_KEY) == b"location":
             yield fields.get(_VALUE, b"")
         return
-    if level > _MOST_LEVELS:
-        raise ValueError(f"more than {_MOST_LEVELS} messages in each other")
+    if level > _MAX_LEVELS:
+        raise ValueError(f"more than {_MAX_LEVELS} messages inside each other")
     inside = _MESSAGES[kind]
     for number, first, last in _fields(data, begin, end):
         if number in inside:
@@ -63,17 +63,17 @@ def _locations(data: mmap.mmap, kind: str, begin: int, end: int, level: int) -> 
 
 
 def _fields(data: mmap.mmap, begin: int, end: int) -> Iterator[Field]:
-    """Yield the fields of a message that have bytes; others are passed over."""
+    """Yield the fields of a message that have bytes; skip others."""
     place = begin
     while place < end:
         tag, place = _varint(data, place, end)
         number, form = tag >> 3, tag & 7
-        if not 0 < number < 2**29:  # which parsers of protobuf read as another one
+        if not 0 < number < 2**29:  # parsers of protobuf read it as another number
             raise ValueError(f"a field of number {number} at byte {place:,}")
         if form == _BYTES:
             length, place = _varint(data, place, end)
             if place + length > end:
-                raise ValueError(f"a field ends behind its message at byte {place:,}")
+                raise ValueError(f"a field ends after its message at byte {place:,}")
             yield number, place, place + length
             place += length
         elif form == _VARINT:
@@ -83,11 +83,11 @@ def _fields(data: mmap.mmap, begin: int, end: int) -> Iterator[Field]:
         else:
             raise ValueError(f"a field of form {form} at byte {place:,}")
     if place != end:
-        raise ValueError(f"a field ends behind its message at byte {end:,}")
+        raise ValueError(f"a field ends after its message at byte {end:,}")
 
 
 def _varint(data: mmap.mmap, place: int, end: int) -> tuple[int, int]:
-    """Return a number and where it ends: seven bits a byte, the lowest first; the last byte has no eighth bit."""
+    """Return a number and where it ends: seven bits in each byte, lowest first; the last byte has no eighth bit."""
     value = shift = 0
     while place < end and shift < 64:
         byte = data[place]

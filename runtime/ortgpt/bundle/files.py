@@ -1,4 +1,4 @@
-"""Read files that came from elsewhere, bounded in size, and name the file where the operating system fails."""
+"""Read files that came from elsewhere, bounded in size; name the file if the operating system fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_SIZE_BYTES = 32 * 2**20  # of a file that is read whole; a vocabulary of a m
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what the operating system says of `path` into a BundleError."""
+    """Turn an error of the operating system about `path` into a BundleError."""
     try:
         yield
     except FileNotFoundError:
@@ -26,7 +26,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Let an OSError name `path` where it names no file, as that of a full disk."""
+    """Let an OSError name `path` if it names no file, as that of a full disk."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A bundle on disk: the folder is compared with its manifest before anything in it is used. Opens no model."""
+"""A bundle on disk: the folder is compared with its manifest before any file of it is used. Opens no model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Bundle:
     generation_config: Mapping[str, Any]
 
     def verify_hashes(self) -> None:
-        """Read every listed file. Raises BundleError naming each whose sha256 is not the manifest's."""
+        """Read every listed file. Raises BundleError that names each whose sha256 is not the manifest's."""
         faults = [
             f"{name} does not have the sha256 of the manifest"
             for name, entry in self.manifest.files.items()
@@ -75,12 +75,12 @@ def built_in_bundle(path: str | os.PathLike[str]) -> Path | None:
 
 
 def is_bundle_name(name: str) -> bool:
-    """Tell whether a file of this name in a bundle's folder would be taken for a part of it."""
+    """Tell whether a file of this name in a bundle's folder would be taken for a part of the bundle."""
     return name in OWN_NAMES or ".onnx" in name
 
 
 def describe_files(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
-    """Return size in bytes and sha256 of the named files. Raises BundleError where one cannot be read."""
+    """Return size in bytes and sha256 of the named files. Raises BundleError if one cannot be read."""
     with reading(folder):
         return {
             name: FileEntry(size=(folder / name).stat().st_size, sha256=sha256_of(folder / name))
@@ -89,7 +89,7 @@ def describe_files(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file in hexadecimal. Raises BundleError where it cannot be read."""
+    """Return the sha256 of a file in hexadecimal. Raises BundleError if it cannot be read."""
     digest, block = hashlib.sha256(), memoryview(bytearray(2**20))
     with reading(path), path.open("rb", buffering=0) as file:
         while count := file.readinto(block):
@@ -98,15 +98,17 @@ def sha256_of(path: Path) -> str:
 
 
 def read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
-    """Return the manifest as parsed JSON, and as read. Raises BundleNotFoundError where there is none."""
+    """Return the manifest as parsed JSON and as a dataclass. Raises BundleError or BundleNotFoundError."""
     path = folder / File.MANIFEST
     if not is_utf8(str(folder)):
-        raise BundleNotFoundError(f"{str(folder)!r} is no UTF-8, which ONNX Runtime wants of a path; rename the folder")
+        raise BundleNotFoundError(
+            f"{str(folder)!r} is not UTF-8, which ONNX Runtime requires of a path; rename the folder"
+        )
     try:
         is_folder = stat.S_ISDIR(folder.stat().st_mode)
     except PermissionError as error:
         raise BundleError(f"{folder} cannot be read: {error.strerror}") from None
-    except (OSError, ValueError):  # what cannot be a path, a name too long say, leads to nothing, too
+    except (OSError, ValueError):  # a name that is too long, for example, does not exist either
         raise BundleNotFoundError(_not_found(folder, "does not exist")) from None
     if not is_folder:
         raise BundleNotFoundError(_not_found(folder, "is a file"))
@@ -138,7 +140,7 @@ def _folder_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def listed_file_faults(folder: Path, manifest: Manifest) -> list[str]:
-    """Return what is wrong with the listed files: those that are not there, no files, or not inside the bundle."""
+    """Return the faults of the listed files: missing ones, those that are not files, and those outside the bundle."""
     faults = []
     for name in manifest.files:
         if not _is_plain(name):
@@ -146,7 +148,7 @@ def listed_file_faults(folder: Path, manifest: Manifest) -> list[str]:
         elif _is_outside(folder, name):
             faults.append(f"{name} is a link out of the bundle")
         elif not os.path.isfile(folder / name):
-            faults.append(f"{name} is {'no file' if os.path.lexists(folder / name) else 'missing'}")
+            faults.append(f"{name} is {'not a file' if os.path.lexists(folder / name) else 'missing'}")
     return faults
 
 
@@ -156,7 +158,7 @@ def _is_outside(folder: Path, name: str) -> bool:
 
 
 def is_utf8(path: str) -> bool:
-    """Tell whether a path is UTF-8; of another, Python makes half characters."""
+    """Tell whether a path is UTF-8; Python turns other bytes into half characters."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -169,12 +171,12 @@ def _is_plain(name: str) -> bool:
 
 
 def _not_found(folder: Path, state: str) -> str:
-    return f"{folder} {state}; expected a bundle folder, as `ortgpt export` writes it"
+    return f"{folder} {state}; expected a bundle folder, as `ortgpt export` writes it, or {', '.join(BUILT_IN_NAMES)}"
 
 
 def not_intact(folder: Path, faults: list[str]) -> BundleError:
-    """Return the error that says what a bundle's faults are, and what to do."""
+    """Return the error that names a bundle's faults, and says what to do."""
     hint = ""
     if len(faults) == 1 and faults[0].startswith(File.GENERATION_CONFIG):
-        hint = " (after an edit by hand: `ortgpt seal` states its new hash)"
-    return BundleError(f"{folder} is not intact: {listed(faults)}. Copy or export it anew{hint}")
+        hint = " (after an edit by hand: `ortgpt seal` writes its new hash)"
+    return BundleError(f"{folder} is not intact: {listed(faults)}. Copy or export it again{hint}")

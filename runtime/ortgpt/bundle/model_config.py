@@ -9,8 +9,8 @@ from typing import Any
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, listed, shown
 
-_MOST = 2**31 - 1  # what the graph can count
-_MOST_LAYERS = 4096  # each has names of its own; more is a mistake, and lists of them would take for ever
+_MAX = 2**31 - 1  # the largest number that the graph can count to
+_MAX_LAYERS = 4096  # more is a mistake, and listing the names of their tensors would take forever
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,18 +20,21 @@ class ModelConfig:
     n_layer: int
     n_head: int
     n_positions: int
+    """The context, in tokens."""
     vocab_size: int
+    """The rows of the embedding, masked ones included."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    """At most one."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
-        """Read a parsed config.json. Raises BundleError naming every value that does not fit."""
+        """Read a parsed config.json. Raises BundleError that names every value that does not fit."""
         counts: dict[str, Any] = {name: values.get(name) for name in ("n_layer", "n_head", "n_positions", "vocab_size")}
         faults = [
-            f"{name} = {shown(value)} (accepted: an integer from 1 to {_most(name)})"
+            f"{name} = {shown(value)} (accepted: an integer from 1 to {_max(name)})"
             for name, value in counts.items()
-            if type(value) is not int or not 1 <= value <= _most(name)
+            if type(value) is not int or not 1 <= value <= _max(name)
         ]
         vocab_size = counts["vocab_size"] if type(counts["vocab_size"]) is int else 0
         special = {name: values.get(name) for name in ("bos_token_id", "eos_token_id")}
@@ -46,5 +49,5 @@ class ModelConfig:
         return cls(**counts, bos_token_id=special["bos_token_id"], eos_token_ids=() if eos is None else (eos,))
 
 
-def _most(name: str) -> int:
-    return _MOST_LAYERS if name == "n_layer" else _MOST
+def _max(name: str) -> int:
+    return _MAX_LAYERS if name == "n_layer" else _MAX

@@ -1,4 +1,4 @@
-"""What the commands read and write: UTF-8 texts, and completions as JSON."""
+"""Standard input and output of the commands: UTF-8 texts, and completions as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ortgpt.results import Completion
 
 
 def read_text(path: str) -> str:
-    """Return all of a UTF-8 file, or of standard input for "-", its line ends as they are."""
+    """Return all of a UTF-8 file, or of standard input for "-", with its line ends unchanged."""
     if path == "-" and sys.stdin is None:
         raise click.ClickException("standard input is closed; give the text otherwise")
     data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
@@ -30,7 +30,7 @@ def read_text(path: str) -> str:
 
 
 def check_text(name: str, text: str) -> None:
-    """Raise OptionError for an argument that was no UTF-8, of which Python makes half characters."""
+    """Raise OptionError for an argument that was not UTF-8, which Python turns into half characters."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -38,7 +38,7 @@ def check_text(name: str, text: str) -> None:
 
 
 def write_text(text: str) -> None:
-    """Write to standard output, in bytes, so that no encoding of the terminal can fail. Raises OSError."""
+    """Write UTF-8 bytes to standard output, whatever the encoding of the terminal. Raises OSError."""
     try:
         with naming("standard output"):
             sys.stdout.buffer.write(text.encode("utf-8", errors="replace"))
@@ -50,23 +50,23 @@ def write_text(text: str) -> None:
 
 
 def drop_output() -> None:
-    """Let standard output lead nowhere: Python would try once more to write what is left, and fail again."""
+    """Lead standard output to nowhere: at its end Python would try again to write the rest, and fail again."""
     with contextlib.suppress(io.UnsupportedOperation):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_line(text: str) -> None:
-    """Write a line to standard output; what is no printable character in it, out of a file, say, is written out."""
+    """Write a line to standard output, with control characters written out, since it may quote a file."""
     write_text(printable(text) + "\n")
 
 
 def printable(text: str, *, kept: str = "") -> str:
-    """Return a text in which what a terminal would obey is written out, as \\x1b, but for the characters `kept`."""
+    """Return a text with control characters written out, as \\x1b, except the characters `kept`."""
     return "".join(each if each.isprintable() or each in kept else repr(each)[1:-1] for each in text)
 
 
 def completion_values(completion: Completion) -> dict[str, Any]:
-    """Return a completion as JSON has it, without what was not asked for."""
+    """Return a completion as JSON values, without the fields that were not requested."""
     optional = ("logprobs", "prompt_logprobs", "score")
     values = dataclasses.asdict(completion)
     return {name: value for name, value in values.items() if value is not None or name not in optional}

@@ -1,4 +1,4 @@
-"""The commands that write text: generate, and chat. The answer goes to stdout, everything else to stderr."""
+"""The commands that write text: generate and chat. The answer goes to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ortgpt.results import Completion, Piece, TokenLogprob
 from ortgpt.text.tokenizer import Tokenizer
 
 _CHAT_HELP = """\
-A line is added to the text as it is (begin it with a space where a word begins), and the model goes on; an empty line
-lets it go on. Ctrl-C stops it, and what it wrote stays.
+A line is added to the text as it is (begin a new word with a space), and the model continues; an empty line lets it
+continue. Ctrl-C stops it, and its text stays.
 /rewind [N]  take back the last N turns     /text  show the whole text     /again  take back and try once more
 /newline     end the text's last line       /save FILE  write the text     /quit   leave (or Ctrl-D)"""
 
@@ -38,40 +38,43 @@ lets it go on. Ctrl-C stops it, and what it wrote stays.
     "input_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help='Take prompts from FILE, a JSON text, list of ids or object a line: {"prompt": ..., options}.',
+    help='Take prompts from FILE; each line is a JSON text, list of ids or object: {"prompt": ..., options}.',
 )
 @click.option(
     "--output",
     "output_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="With --input: append a JSON object a continuation to FILE, 32 prompts at a time; the same command goes on "
-    "where it was interrupted. [default: standard output]",
+    help="With --input: append a JSON object for each continuation to FILE, 32 prompts at a time; the same command "
+    "continues after an interruption. [default: standard output]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a continuation instead of the text.")
+@click.option("--json", "as_json", is_flag=True, help="Write a JSON object for each continuation instead of the text.")
 @device_options
 def generate(
     bundle: Path, prompt: str | None, echo: bool, as_json: bool, device: str, threads: int | None,
     input_file: Path | None, output_file: Path | None, **values: Any,
 ) -> None:  # fmt: skip
-    """Continue PROMPT with the model in BUNDLE; - reads it from standard input as it is, none starts afresh.
+    """Continue PROMPT with the model in BUNDLE, a folder or the built-in model "austen".
 
-    The most likely token is taken at each step, unless --temperature, --top-k, --top-p, --min-p, --typical-p or --seed
-    asks for draws. Several continuations of one prompt are divided by lines of ---; --logprobs are written to standard
-    error, a line a token: the token, its log-probability, the likeliest tokens and theirs.
+    PROMPT - reads standard input as it is; no PROMPT starts a new text. Each step takes the most likely token, unless
+    one of --temperature, --top-k, --top-p, --min-p, --typical-p and --seed turns sampling on. Several continuations of
+    one prompt are separated by lines of ---. --logprobs go to standard error, a line for each token: the token, its
+    log-probability, the most likely tokens and theirs.
     """
     options = read_options(values)
     if echo and "logprobs" in options:
         options["echo"] = True
     if output_file is not None and input_file is None:
-        raise OptionError("--output wants --input, a file of prompts")
+        raise OptionError("--output needs --input, a file of prompts")
     for name, given in (
         ("PROMPT", prompt is not None),
         ("--json", as_json),
         ("--echo", echo and "echo" not in options),
     ):
         if input_file is not None and given:
-            raise OptionError(f"{name} cannot be had with --input: its prompts are continued, and written as JSON")
+            raise OptionError(
+                f"{name} cannot be combined with --input, which continues the prompts of a file and writes JSON"
+            )
     check_text("PROMPT", prompt or "")
     text = "" if prompt is None else read_text("-") if prompt == "-" else prompt
     with _loaded(bundle, device, threads, options) as generator:
@@ -91,8 +94,8 @@ def generate(
 def chat(bundle: Path, prompt: str, device: str, threads: int | None, **values: Any) -> None:
     """Write a text together with the model in BUNDLE, turn by turn, beginning with PROMPT.
 
-    A line is added to the text as it is (begin it with a space where a word begins), and the model goes on; an empty
-    line lets it go on. Ctrl-C stops it, and what it wrote stays. A line that begins with / is a command:
+    A line is added to the text as it is (begin a new word with a space), and the model continues; an empty line lets
+    it continue. Ctrl-C stops it, and its text stays. A line that begins with / is a command:
 
     \b
     /rewind [N]  take back the last N turns
@@ -106,16 +109,16 @@ def chat(bundle: Path, prompt: str, device: str, threads: int | None, **values: 
     GenerationOptions.make(None, options)
     check_text("PROMPT", prompt)
     if sys.stdin is None:
-        raise click.ClickException("standard input is closed, from which chat reads its turns")
+        raise click.ClickException("standard input is closed; chat reads its turns from it")
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # input() then has keys to edit a line, and a history
+        import readline  # noqa: F401  # gives input() line editing and a history
     with _loaded(bundle, device, threads, options) as generator:
         click.echo(_CHAT_HELP, err=True)
         _Chat(generator.conversation(prompt), options).run(begun=prompt != "")
 
 
 class _Chat:
-    """The text, and how many turns there were."""
+    """The conversation, and how many turns it has had."""
 
     def __init__(self, conversation: Conversation, options: dict[str, Any]) -> None:
         self._conversation = conversation
@@ -142,7 +145,7 @@ class _Chat:
             self._obey(line)
 
     def _obey(self, line: str) -> None:
-        """Do what a line says; an error is one line, and the text is as before."""
+        """Carry out a line; an error is one line, and the text stays as before."""
         try:
             if line.startswith("/"):
                 self._command(*line.split(" ", 1))
@@ -172,10 +175,10 @@ class _Chat:
             with naming(rest):
                 Path(rest).write_text(conversation.text, encoding="utf-8")
         else:
-            click.echo(f"{name} is no command, or wants more\n{_CHAT_HELP}", err=True)
+            click.echo(f"{name} is not a command, or lacks its argument\n{_CHAT_HELP}", err=True)
 
     def _turn(self, text: str | list[int]) -> None:
-        """Let the model go on behind `text`; Ctrl-C ends it, what it wrote stays. A seed counts up."""
+        """Let the model continue after `text`; Ctrl-C ends it, and its text stays. A seed counts up turn by turn."""
         options = self._options
         if "seed" in options:
             options = options | {"seed": options["seed"] + self._turns}
@@ -189,7 +192,7 @@ class _Chat:
 
 @contextlib.contextmanager
 def _loaded(bundle: Path, device: str, threads: int | None, options: dict[str, Any]) -> Iterator[Generator]:
-    """Load a bundle, and the assistant that the options name."""
+    """Load a bundle, and the draft model that the options name."""
     assistant = options.pop("assistant", None)
     with contextlib.ExitStack() as stack:
         generator = stack.enter_context(load(bundle, device=device, threads=threads))
@@ -225,10 +228,10 @@ def _write_completions(generator: Generator, text: str, echo: bool, as_json: boo
 
 
 def _warn_if_cut(done: Completion | Piece, options: dict[str, Any]) -> None:
-    """Say where a text does not follow its grammar to the end."""
+    """Warn if a text does not follow its grammar to the end."""
     if "grammar" in options and (done.finish_reason != "stop" or isinstance(done.stop_reason, str)):
         why = f"the stop text {done.stop_reason!r}" if isinstance(done.stop_reason, str) else done.finish_reason
-        click.echo(f"the text is not whole by its grammar: it was ended by {why}", err=True)
+        click.echo(f"the text does not follow its grammar to the end: {why} ended it", err=True)
 
 
 def _show_logprobs(tokenizer: Tokenizer, logprobs: list[TokenLogprob]) -> None:

@@ -21,7 +21,7 @@ def check_finite(logits: Logits, where: str) -> None:
 
 
 def pick_token(engine: Engine, logits: Logits, row: Row, index: int) -> int:
-    """Return the next token of row `index` by logits (vocab_size,), which are changed; note its log-probability if asked.
+    """Return the next token of row `index` by logits (vocab_size,), which are changed; note its log-probability.
 
     Raises NonFiniteLogitsError, which names step and row, if the model computed NaN or infinity.
     """

@@ -1,4 +1,4 @@
-"""How likely the model holds given tokens: those of a text in sliding windows, of a prompt, of continuations. Works on ids."""
+"""How likely the model holds token ids: those of a text in sliding windows, of a prompt, of continuations."""
 
 from __future__ import annotations
 

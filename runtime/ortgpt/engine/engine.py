@@ -40,17 +40,17 @@ class Engine:
 
     @property
     def token_bytes(self) -> int:
-        """The bytes that one token of a row takes: its keys and values, and logits where the graph returns all of them."""
+        """The bytes of one token of a row: its keys and values, and logits if the graph returns all of them."""
         has_all_logits = self.session.cache.kind == CacheKind.GROWING
         return self.kv_shape.token_bytes + (4 * self.config.vocab_size if has_all_logits else 0)
 
     @property
     def rows_are_views(self) -> bool:
-        """Whether a row of a cache is memory of its own on the CPU, so that it can be computed again beside the others."""
+        """Whether a row of a cache is memory of its own on the CPU, so that it can be computed again alone."""
         return self.session.cache.kind == CacheKind.FIXED and self.session.device.is_cpu
 
     def new_cache(self, batch_size: int, tokens: int, *, max_batch_size: int | None = None) -> Cache:
-        """Make an empty cache for `batch_size` rows of at most `tokens` tokens, which can grow to `max_batch_size` rows.
+        """Make an empty cache for `batch_size` rows of at most `tokens` tokens; it can grow to `max_batch_size` rows.
 
         Raises EngineError if there is not enough memory.
         """

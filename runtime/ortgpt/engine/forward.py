@@ -22,13 +22,13 @@ Logits = npt.NDArray[np.float32]
 class Forward(Protocol):
     """Several new tokens for each row, after those that a cache holds.
 
-    `input_ids` is int64 (batch_size, sequence_length); `logit_positions`, int64 (batch_size, logit_count), names positions
-    within it, and may not change after the first run. A run leaves the logits on the device.
+    `input_ids` is int64 (batch_size, sequence_length). `logit_positions`, int64 (batch_size, logit_count), names
+    positions within it, and may not change after the first run. A run leaves the logits on the device.
     """
 
     input_ids: npt.NDArray[np.int64]
     logit_positions: npt.NDArray[np.int64]
-    device_logits: Any  # an OrtValue (batch_size, logit_count, vocab_size); None if the graph computes more of them
+    device_logits: Any  # OrtValue (batch_size, logit_count, vocab_size); None if the graph computes more logits
 
     def run(self, lengths: Lengths, *, total: int | None = None) -> None:
         """Run the graph so that row i then holds lengths[i] tokens.

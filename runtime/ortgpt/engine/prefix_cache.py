@@ -84,7 +84,7 @@ class PrefixCache:
 
 
 def load_prefixes(prefixes: PrefixCache | None, cache: Cache, texts: Sequence[Sequence[int]]) -> None:
-    """Load into each row of an empty cache what is known of the beginning of its text; leave a cache that is not empty."""
+    """Load into each row of an empty cache what is known of the beginning of its text; leave any other cache."""
     if prefixes is not None and not cache.lengths.any():
         cache.load_rows([prefixes.find(ids) for ids in texts])
 

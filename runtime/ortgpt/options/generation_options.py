@@ -1,4 +1,4 @@
-"""The options of a generation: each declared once, checked when the object is made, resolved against a bundle's defaults.
+"""The options of a generation: declared once, checked when the object is made, resolved against a bundle's defaults.
 
 Names and meaning are those of `transformers` generate; docs/differences.md lists what differs. Knows no model.
 """
@@ -196,7 +196,7 @@ class GenerationOptions:
     num_assistant_tokens: int | None = option(
         integer(1), "Let the draft model propose this many tokens at first.",
         Flag("--assistant-tokens", "N", int), default=5,
-        elsewhere=("num_speculative_tokens", "draft_max", "max_matching_ngram_size"),
+        elsewhere=("num_speculative_tokens", "draft_max"),
     )  # fmt: skip
     deterministic: bool | None = option(
         boolean(), "Compute each row alone and one token a step, so that a row is the same to the bit.",

@@ -27,7 +27,7 @@ class Rule:
     """Returns a value in Python's own types; raises NotAcceptedError."""
 
     def read(self, name: str, value: Any) -> Any:
-        """Return the converted value, None for None. Raises OptionError that names option, value and what is accepted."""
+        """Return the converted value, None for None. Raises OptionError with option, value and what is accepted."""
         if value is None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""How many CPUs this process may use, by affinity mask and control group, and what they can do. Knows nothing else."""
+"""How many CPUs this process may use, by affinity mask and control group, and which instruction sets they have."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _FEATURES = (
 def allowed_cpus(root: Path = Path("/")) -> int:
     """Return the number of CPUs this process may keep busy, at least 1.
 
-    The affinity mask where the system has one, no more than the CPU quota of the control groups (v1 and v2), rounded
-    up. `root` is where /proc and /sys are looked for.
+    That is the number of CPUs in the affinity mask, if the system has one, but not more than the CPU quota of the
+    control groups (v1 and v2), rounded up. `root` is the folder of /proc and /sys.
     """
     try:
         cpus = len(os.sched_getaffinity(0))
@@ -26,7 +26,7 @@ def allowed_cpus(root: Path = Path("/")) -> int:
 
 
 def cpu_features(root: Path = Path("/")) -> tuple[str, ...]:
-    """Return which of the instruction sets that matter here the CPU has, in Linux's names; none where it is unknown."""
+    """Return the CPU's instruction sets that matter here, by Linux's names; empty if they are unknown."""
     try:
         text = (root / "proc/cpuinfo").read_text()
     except OSError:

@@ -39,8 +39,8 @@ def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[s
     """Return the device to run on and the graph to run.
 
     "auto" takes the bundle's first graph whose target is among the available `providers`; "cpu" takes the graph made
-    for it, else any. Raises DeviceError when the device is not available, BundleError when the bundle holds no graph
-    for it, OptionError for an unknown name.
+    for it, else any. Raises DeviceError if the device is not available, BundleError if the bundle has no graph for it,
+    OptionError for an unknown name.
     """
     usable = [graph for graph in graphs if _is_known(graph)]
     if not usable:
@@ -59,12 +59,12 @@ def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[s
     if match is None:
         raise OptionError.bad_value("device", device, "auto, cpu, cuda, cuda:N")
     chosen = Device(device.partition(":")[0], int(match[1] or 0))
-    # The CPU has a kernel for everything; made for it is better. A GPU takes only what was made for it.
+    # The CPU has a kernel for every operator, but prefers its own graphs. A GPU runs only graphs that were made for it.
     fitting = sorted(usable, key=lambda graph: graph.target != chosen.target)
     if fitting[0].target != chosen.target and not chosen.is_cpu:
         raise BundleError(
-            f"this bundle is made for {list_names(targets)}, not for {chosen.target}; choose device auto, or export it with "
-            f"--target {chosen.target}"
+            f"this bundle is made for {list_names(targets)}, not for {chosen.target}; choose device auto, or export it "
+            f"with --target {chosen.target}"
         )
     if chosen.provider not in providers:
         raise DeviceError(
@@ -75,7 +75,7 @@ def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[s
 
 
 def _is_known(graph: GraphSpec) -> bool:
-    """Tell whether this runtime can run a graph of this kind; a bundle may hold others beside it."""
+    """Tell whether this runtime can run a graph of this kind; a bundle may also hold others."""
     return (
         graph.role == Role.DECODER
         and graph.target in PROVIDERS
@@ -86,4 +86,5 @@ def _is_known(graph: GraphSpec) -> bool:
 
 
 def list_names(names: Sequence[str]) -> str:
+    """Join names with commas; "nothing" if there are none."""
     return ", ".join(names) or "nothing"

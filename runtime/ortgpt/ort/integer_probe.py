@@ -1,6 +1,6 @@
-"""Whether ONNX Runtime multiplies 8-bit integers exactly on this CPU; found by multiplying.
+"""Whether ONNX Runtime multiplies 8-bit integers exactly on this CPU, found out by multiplying.
 
-Without VNNI its kernels for unsigned × signed bytes add pairs of products in 16 bits and saturate without a word.
+Without VNNI, its kernels for unsigned × signed bytes add pairs of products in 16 bits and saturate silently.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PRODUCT = (
 
 
 def multiplies_exactly(ort: ModuleType) -> bool:
-    """Tell whether the largest products of unsigned and signed bytes come out right, for one row and for several.
+    """Tell whether the largest products of unsigned and signed bytes are right, for one row and for several.
 
-    Raises DeviceError where ONNX Runtime runs no graph at all.
+    Raises DeviceError if ONNX Runtime runs no graph at all.
     """
     try:
         options = ort.SessionOptions()
@@ -35,5 +35,5 @@ def multiplies_exactly(ort: ModuleType) -> bool:
         session = ort.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
         products = [session.run(None, {"a": np.full((rows, _WIDTH), 255, np.uint8)})[0] for rows in (1, 4)]
     except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
-        raise DeviceError(f"ONNX Runtime cannot run a graph of one product ({error}); install it anew") from error
+        raise DeviceError(f"ONNX Runtime cannot run a graph of one product ({error}); install it again") from error
     return all(bool((product == 255 * _LARGEST * _WIDTH).all()) for product in products)

@@ -1,52 +1,108 @@
-"""Import ONNX Runtime, or say what is wrong with the packages that bring it. Opens nothing."""
+"""Import ONNX Runtime, or say what is wrong with the packages that bring it; word how to install what is missing."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
 from ortgpt.errors import DeviceError
 
 _WHEELS = ("onnxruntime", "onnxruntime-gpu")
+_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
-def install_hint(target: str) -> str:
-    """Return the commands that bring the ONNX Runtime of one target, and no other beside it."""
-    return f"run `pip uninstall -y onnxruntime onnxruntime-gpu`, then `pip install 'ortgpt[{target}]'`"
+def install_hint(*extras: str) -> str:
+    """Return the command that installs these extras of this copy of ortgpt, as the end of a message.
+
+    The project's name is not registered on a package index, so the command names the folder or wheel that this copy was
+    installed from, or, if that is unknown, the packages themselves. On Linux, pip takes the CUDA build of torch unless
+    told otherwise, so a command that needs torch installs its CPU build first.
+    """
+    steps = []
+    if {"cpu", "cuda"} & {*extras} and _is_there("onnxruntime"):
+        steps.append("`pip uninstall -y onnxruntime onnxruntime-gpu`")
+    if {"export", "optimum", "lora"} & {*extras} and sys.platform == "linux" and not _is_there("torch"):
+        steps.append(f"`pip install torch --index-url {_TORCH_INDEX}`")
+    return f"run {', then '.join([*steps, _pip_install(extras)])}"
+
+
+def _pip_install(extras: tuple[str, ...]) -> str:
+    origin = _origin()
+    if origin is not None:
+        return f"`pip install '{origin}[{','.join(extras)}]'`"
+    return f"`pip install {' '.join(_requirements(extras))}`"
+
+
+def _origin() -> str | None:
+    """Return the folder or wheel that this package was installed from (PEP 610); None if it is unknown or gone."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        text = distribution("ortgpt").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    url = urlsplit(json.loads(text)["url"] if text else "")
+    path = url2pathname(url.path)
+    return path if url.scheme == "file" and Path(path).exists() else None
+
+
+def _requirements(extras: tuple[str, ...]) -> list[str]:
+    """Return the requirements of these extras, quoted for a shell."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        lines = requires("ortgpt") or []
+    except PackageNotFoundError:
+        lines = []
+    split = [line.partition(";") for line in lines]
+    names = [name.strip() for name, _, marker in split if any(f"extra == '{each}'" in marker for each in extras)]
+    return [f"'{name}'" for name in names] or [f"'ortgpt[{','.join(extras)}]' from where you have it"]
+
+
+def _is_there(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def import_onnxruntime(minimum: str) -> ModuleType:
-    """Import onnxruntime. Raises DeviceError when it is missing, damaged, older than `minimum` or installed twice."""
+    """Import onnxruntime. Raises DeviceError if it is missing, damaged, older than `minimum` or installed twice."""
     installed = installed_wheels()
-    anew = f"{install_hint('cpu')}, or `pip install 'ortgpt[cuda]'` for an NVIDIA GPU"
     if len(installed) > 1:
-        raise DeviceError(f"onnxruntime and onnxruntime-gpu are both installed and overwrite each other; {anew}")
+        raise DeviceError(
+            f"onnxruntime and onnxruntime-gpu are both installed and overwrite each other; {_either_hint()}"
+        )
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
         if error.name != "onnxruntime":
-            raise DeviceError(f"ONNX Runtime cannot be imported ({error}); {anew}") from error
-        raise DeviceError(
-            "ONNX Runtime is not installed; run `pip install 'ortgpt[cpu]'`, or `pip install 'ortgpt[cuda]'` for an "
-            "NVIDIA GPU"
-        ) from None
-    except Exception as error:  # its libraries are loaded, which fails in many ways
+            raise DeviceError(f"ONNX Runtime cannot be imported ({error}); {_either_hint()}") from error
+        raise DeviceError(f"ONNX Runtime is not installed; {_either_hint()}") from None
+    except Exception as error:  # it loads shared libraries, which fails in many ways
         if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C, as a library's code passes it on
             raise KeyboardInterrupt from error
-        raise DeviceError(f"ONNX Runtime cannot be imported ({error}); {anew}") from error
-    if not hasattr(onnxruntime, "InferenceSession"):  # what is left of a package becomes a namespace
-        raise DeviceError(f"ONNX Runtime is not whole, as where one of its two packages was uninstalled; {anew}")
+        raise DeviceError(f"ONNX Runtime cannot be imported ({error}); {_either_hint()}") from error
+    if not hasattr(onnxruntime, "InferenceSession"):  # the remains of a package import as an empty namespace
+        raise DeviceError(
+            f"ONNX Runtime is incomplete, as after the uninstall of one of its two packages; {_either_hint()}"
+        )
     if _version(onnxruntime.__version__) < _version(minimum):
         raise DeviceError(
             f"onnxruntime {minimum} or newer is needed, {onnxruntime.__version__} is installed; "
             f"run `pip install -U {installed[0] if installed else 'onnxruntime'}`"
         )
-    onnxruntime.disable_telemetry_events()  # on Windows; elsewhere this comes too late (see __init__)
+    onnxruntime.disable_telemetry_events()  # on Windows; elsewhere this comes too late (see ortgpt/__init__.py)
     module: ModuleType = onnxruntime
     return module
+
+
+def _either_hint() -> str:
+    return f"{install_hint('cpu')}, or for an NVIDIA GPU {_pip_install(('cuda',))}"
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Open a graph of a bundle in ONNX Runtime on the device asked for, or say why not. Knows no tokens and no cache."""
+"""Open a graph of a bundle in ONNX Runtime on a device, or say why not. Knows no tokens and no cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ortgpt.errors import BundleError, ClosedError, DeviceError, OptionError, li
 from ortgpt.ort.cpus import allowed_cpus
 from ortgpt.ort.device import PROVIDERS, Device, choose_graph, list_names
 from ortgpt.ort.integer_probe import multiplies_exactly
-from ortgpt.ort.package import import_onnxruntime
+from ortgpt.ort.package import import_onnxruntime, install_hint
 
 _DTYPES = {
     "tensor(float)": DType.FLOAT32,
@@ -32,15 +32,15 @@ _DTYPES = {
     "tensor(int32)": DType.INT32,
     "tensor(int64)": DType.INT64,
 }
-_MAX_THREADS = 256  # a pool of more takes seconds to start, and no GPT-2 gains by it
+_MAX_THREADS = 256  # a larger pool takes seconds to start, and no GPT-2 gains by it
 
 
 @dataclass(eq=False)
 class Session:
     """An open graph. `handle` is the onnxruntime.InferenceSession, safe to call from several threads.
 
-    In a forked child the handle raises ClosedError: ONNX Runtime's threads do not live on there, and a run would wait
-    for them for ever, as would the end of the handle.
+    In a forked process the handle raises ClosedError. ONNX Runtime's threads do not exist there, and a run would wait
+    for them forever, as would freeing the handle.
     """
 
     handle: Any
@@ -67,7 +67,7 @@ class Session:
         return self.onnxruntime.OrtValue.ortvalue_from_numpy(array, self.device.target, self.device.index)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Any:
-        """Return an OrtValue on the device; what it holds is undefined."""
+        """Return an OrtValue on the device with undefined contents."""
         return self.onnxruntime.OrtValue.ortvalue_from_shape_and_type(
             list(shape), np.dtype(dtype), self.device.target, self.device.index
         )
@@ -127,9 +127,9 @@ def _plan(
     options.log_severity_level = 3
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, str(profile)
-    # Threads that go on waiting for work after a run halve the speed of whatever runs next: another session, or numpy.
+    # Threads that spin after a run halve the speed of whatever runs next: another session, or numpy.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    if device.is_cpu and not multiplies_exactly(ort):  # it would cost half the speed where they are exact anyhow
+    if device.is_cpu and not multiplies_exactly(ort):  # where products are exact it would halve the speed
         options.add_session_config_entry("session.x64quantprecision", "1")
 
     def open_() -> Session:
@@ -154,14 +154,14 @@ def _open_cpu(ort: ModuleType, path: Path, options: Any) -> Any:
 
 
 def _open_gpu(ort: ModuleType, path: Path, options: Any, device: Device) -> Any:
-    """Open a graph whole on a device, or raise DeviceError: no node may go elsewhere, and nothing is tried instead."""
-    hint = "check the GPU driver and that `pip install 'ortgpt[cuda]'` brought matching CUDA libraries"
+    """Open a graph on a GPU, or raise DeviceError: every node has to run there, and there is no fallback."""
+    hint = f"check the GPU driver and the CUDA libraries; to install matching ones, {install_hint(Target.CUDA)}"
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # ONNX Runtime prints there what it could not load
+        with contextlib.redirect_stdout(io.StringIO()):  # ONNX Runtime prints the libraries that it could not load
             if hasattr(ort, "preload_dlls"):
-                ort.preload_dlls()  # the CUDA and cuDNN libraries of the wheels that [cuda] brings
+                ort.preload_dlls()  # the CUDA and cuDNN libraries from the wheels of [cuda]
             handle = ort.InferenceSession(
                 str(path), options, providers=[(device.provider, {"device_id": device.index})], enable_fallback=0
             )
@@ -172,11 +172,11 @@ def _open_gpu(ort: ModuleType, path: Path, options: Any, device: Device) -> Any:
 
 
 def _check_device(handle: Any, device: Device, hint: str) -> None:
-    """Raise DeviceError unless the session's first provider is the device's, and every node was given to it."""
+    """Raise DeviceError unless the session's first provider is the device's, and every node is assigned to it."""
     if handle.get_providers()[0] != device.provider:
         raise DeviceError(f"asked for {device}, but ONNX Runtime opened {handle.get_providers()}; {hint}")
     if not hasattr(handle, "get_provider_graph_assignment_info"):
-        return  # an older onnxruntime does not tell; disable_cpu_ep_fallback it has
+        return  # an older onnxruntime does not tell, but it has disable_cpu_ep_fallback
     parts = handle.get_provider_graph_assignment_info()
     providers_of = {node.op_type: part.ep_name for part in parts for node in part.get_nodes()}
     elsewhere = {op_type: provider for op_type, provider in providers_of.items() if provider != device.provider}
@@ -186,7 +186,10 @@ def _check_device(handle: Any, device: Device, hint: str) -> None:
 
 
 def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
-    """Compare the graph's tensors, types and axes with the contract, and their names with the manifest."""
+    """Compare the graph's tensors, types and axes with the contract, and their names with the manifest.
+
+    Raises BundleError with every difference.
+    """
     config, cache = bundle.config, graph.cache
     if graph.role == Role.SELECTOR or cache is None:
         inputs, outputs = topk_tensors(config.vocab_size, config.vocab_size - bundle.manifest.masked_tokens)

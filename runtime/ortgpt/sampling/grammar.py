@@ -19,24 +19,24 @@ from ortgpt.sampling.warpers import Floats
 from ortgpt.text.tokenizer import Tokenizer
 
 _MAX_GRAMMARS = 16  # that stay compiled
-# Where white space is free, a small model may write it for ever. A schema's own "x-guidance" wins.
+# If white space were free, a small model might write it forever. A schema's own "x-guidance" wins.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammars:
-    """Makes matchers for one tokenizer, whose table is built with the first of them. Safe for several threads."""
+    """Makes matchers for one tokenizer; the first one builds its table. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer, end_id: int | None) -> None:
         self._tokenizer = tokenizer
         self._end_id = end_id
         self._lock = threading.Lock()
         self._table: Any = None
-        self._begun: dict[str, Any] = {}  # matchers at the beginning of the grammars that were asked for
+        self._begun: dict[str, Any] = {}  # a matcher at the beginning of each compiled grammar
 
     def matcher(self, grammar: Grammar, eos_token_ids: frozenset[int]) -> Matcher:
         """Return a matcher at the beginning of `grammar`.
 
-        Raises OptionError for a grammar that llguidance does not take, and where it is not installed.
+        Raises OptionError for a grammar that llguidance does not accept, and if llguidance is not installed.
         """
         if importlib.util.find_spec("llguidance") is None:
             raise OptionError(
@@ -60,7 +60,7 @@ class Grammars:
                 while len(self._begun) >= _MAX_GRAMMARS:
                     del self._begun[next(iter(self._begun))]
                 self._begun[text] = llguidance.LLMatcher(self._table, text, log_level=0)
-            # A copy shares what was found out about the grammar's states, which is most of the work.
+            # A copy shares the known states of the grammar, which are most of the work.
             return Matcher(self._begun[text].deep_copy(), self._table.eos_token, eos_token_ids)
 
     def _make_table(self, llguidance: Any) -> Any:
@@ -69,7 +69,7 @@ class Grammars:
             b"" if token_id in unused else self._tokenizer.token_bytes(token_id)
             for token_id in range(self._tokenizer.vocab_size)
         ]
-        # llguidance ends a text by a token; where the model has none, one more stands for it, and is never picked.
+        # llguidance ends a text with a token. If the model has none, an extra id serves, and is never picked.
         end_id = len(tokens) if self._end_id is None else self._end_id
         if end_id == len(tokens):
             tokens.append(b"<end>")
@@ -78,7 +78,7 @@ class Grammars:
 
 
 class _Names:
-    """A tokenizer as llguidance wants to see it."""
+    """A tokenizer with the attributes that llguidance reads."""
 
     def __init__(self, tokens: list[bytes], end_id: int, special_ids: list[int], tokenizer: Tokenizer) -> None:
         self.tokens = tokens
@@ -92,15 +92,15 @@ class _Names:
 
 
 class Matcher:
-    """Where one row stands in its grammar."""
+    """The place of one row in its grammar."""
 
     def __init__(self, matcher: Any, end_id: int, eos_token_ids: frozenset[int]) -> None:
         self._matcher = matcher
-        self._end_id = end_id  # what the matcher allows where a text is complete, whatever the row ends by
+        self._end_id = end_id  # the id that the matcher allows where a text is complete, whichever ids end the row
         self._eos = sorted(eos_token_ids)
 
     def mask(self, logits: Floats) -> None:
-        """Make impossible, in place, what may not come next; end-of-text may where the text is complete."""
+        """Make tokens impossible, in place, that may not come next; end-of-text may if the text is complete."""
         ends = logits[self._eos] if self.complete else np.full(len(self._eos), -np.inf, np.float32)
         allowed = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
         known = min(allowed.size, logits.size)
@@ -110,7 +110,7 @@ class Matcher:
         logits[self._eos] = ends
 
     def advance(self, token_id: int) -> bool:
-        """Take the token that was picked; tell whether the text is complete and nothing may follow."""
+        """Advance by the picked token; tell whether the text is complete and nothing may follow."""
         if token_id in self._eos:
             return True
         if not self._matcher.consume_token(token_id):

@@ -1,6 +1,6 @@
-"""What options do to the logits of one row before a token is picked, in the order and meaning of `transformers`.
+"""How options change the logits of one row before a token is picked, in the order and meaning of `transformers`.
 
-Each processor changes logits (vocab_size,) in place, knowing all ids of the row, its prompt's first. Knows no model and
+Each processor changes logits (vocab_size,) in place and sees all ids of the row, the prompt's first. Knows no model and
 draws nothing.
 """
 

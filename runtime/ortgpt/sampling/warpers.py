@@ -11,9 +11,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-_BLOCK = 128  # logits of which only the largest is looked at first
+_BLOCK = 128  # logits whose maximum is computed first
 _TINY = np.finfo(np.float32).tiny
-_DRAW_BLOCK = 256  # weights that are added up at once to find where a number falls
+_DRAW_BLOCK = 256  # weights that are summed at once to find where a number falls
 
 
 def candidates(
@@ -21,10 +21,10 @@ def candidates(
 ) -> tuple[Ids, Floats]:
     """Return the ids that may be drawn and, in proportion to their probabilities, their weights.
 
-    Temperature, then the `top_k` largest (0: all; ties with the k-th stay), then the smallest set of the most likely
-    ones whose probabilities reach `top_p`, then those at least `min_p` times as likely as the most likely, then the
-    most typical ones that reach `typical_p` (Meister et al. 2022); at least one. With `top_k` the most likely come
-    first, else ids are in order. `logits` is (vocab_size,) and stays as it is.
+    The filters apply in this order: temperature; the `top_k` largest (0: all; ties with the k-th stay); the smallest
+    set of the most likely ids whose probabilities reach `top_p`; ids at least `min_p` times as likely as the most
+    likely one; the most typical ids that reach `typical_p` (Meister et al. 2022). At least one id stays. With `top_k`
+    the most likely come first, else ids are in order. `logits` is (vocab_size,) and does not change.
     """
     ids, weights = _most_likely(logits, temperature, top_k, top_p)
     if min_p > 0.0:
@@ -67,9 +67,9 @@ def draw(ids: Ids, weights: Floats, rng: np.random.Generator) -> int:
 
 
 def _place(cumulative: npt.NDArray[np.float64], number: float) -> tuple[int, float]:
-    """Return the part in which `number` falls, and how far into it."""
+    """Return the index of the part in which `number` falls, and how far into it."""
     index = int(np.searchsorted(cumulative, number, side="right"))
-    if index == cumulative.size:  # rounded up: the last part that is not empty
+    if index == cumulative.size:  # rounded up: take the last part that is not empty
         index = int(np.searchsorted(cumulative, cumulative[-1], side="left"))
     return index, number - (float(cumulative[index - 1]) if index else 0.0)
 
@@ -100,10 +100,10 @@ def largest(logits: Floats, k: int) -> Ids:
 
 
 def _nucleus_of_all(weights: Floats, top_p: float) -> Ids:
-    """Return the ids of the nucleus of the whole vocabulary, in order, without a sort of it.
+    """Return the ids of the nucleus of the whole vocabulary, in order, without sorting it.
 
-    The upper half of a number's bits sorts positive numbers into bins 1/128 of themselves wide. Whole bins are taken
-    from the top, and only the one that reaches `top_p` is sorted.
+    The upper half of their bits sorts positive floats into bins whose width is 1/128 of their values. Whole bins are
+    taken from the top, and only the bin that reaches `top_p` is sorted.
     """
     bins = weights.view(np.int32) >> 16
     bins -= bins.min()
@@ -122,7 +122,7 @@ def _nucleus_of_all(weights: Floats, top_p: float) -> Ids:
 
 
 def _nucleus_size(weights: Floats, top_p: float) -> int:
-    """Count the leading ones of descending weights that are needed to reach `top_p` of their sum, at least one."""
+    """Count how many of the first of descending weights reach `top_p` of their sum, at least one."""
     if top_p == 1.0:
         return weights.size
     reached = np.cumsum(weights, dtype=np.float64)
@@ -130,7 +130,7 @@ def _nucleus_size(weights: Floats, top_p: float) -> int:
 
 
 def _typical(weights: Floats, typical_p: float) -> npt.NDArray[np.bool_]:
-    """Say which weights are kept: those whose surprise is nearest the expected one, until they reach `typical_p`."""
+    """Tell which weights stay: those whose surprise is nearest to the expected one, until they reach `typical_p`."""
     probabilities = weights / weights.sum(dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         surprise = -np.log(probabilities)
@@ -142,8 +142,8 @@ def _typical(weights: Floats, typical_p: float) -> npt.NDArray[np.bool_]:
 
 
 def _weights(logits: Floats, temperature: float) -> Floats:
-    """Return numbers in proportion to the probabilities; the largest is 1."""
+    """Return weights in proportion to the probabilities; the largest is 1."""
     result: Floats = logits - logits.max()
-    with np.errstate(over="ignore"):  # at a tiny temperature all but the largest go to -inf, as they should
+    with np.errstate(over="ignore"):  # at a tiny temperature all but the largest become -inf, as they should
         result /= max(np.float32(temperature), _TINY)
     return np.exp(result, out=result)

@@ -10,9 +10,9 @@ from ortgpt.bundle.checked_json import read_json_object
 from ortgpt.bundle.files import read_text
 from ortgpt.errors import BundleError, shown
 
-MAX_IDS = 2**24  # more than any model has rows; a larger id is a mistake, and lists up to it would take for ever
+MAX_IDS = 2**24  # more than any model has rows; a larger id is a mistake, and lists up to it would take forever
 
-_PAIRS = re.compile(r"(?:[^\s]+ [^\s]+\n)*")  # what nearly every merges.txt is behind its first line
+_PAIRS = re.compile(r"(?:[^\s]+ [^\s]+\n)*")  # nearly every merges.txt, after its first line
 
 
 def read_vocab(path: Path) -> dict[str, int]:
@@ -21,12 +21,12 @@ def read_vocab(path: Path) -> dict[str, int]:
 
 
 def check_ids(vocab: dict[str, Any], *, source: str) -> dict[str, int]:
-    """Return `vocab` if each token in it has an id. Raises BundleError, which begins with `source`."""
+    """Return `vocab` if each of its tokens has an id. Raises BundleError, which begins with `source`."""
     values = vocab.values()
     if set(map(type, values)) - {int} or min(values, default=0) < 0 or max(values, default=0) >= MAX_IDS:
         token, value = next(item for item in vocab.items() if type(item[1]) is not int or not 0 <= item[1] < MAX_IDS)
         raise BundleError(
-            f"{source} maps {shown(token)} to {shown(value)}, which is no id (accepted: integers from 0 to "
+            f"{source} maps {shown(token)} to {shown(value)}, which is not an id (accepted: integers from 0 to "
             f"{MAX_IDS - 1})"
         )
     return vocab
@@ -54,7 +54,7 @@ def parse_merges(text: str, *, source: str) -> list[tuple[str, str]]:
 
 
 def joined_merges(text: str, *, source: str) -> list[str]:
-    """Return what each pair of a merges.txt joins to; as of parse_merges(), without making the pairs."""
+    """Return the token that each pair of a merges.txt joins to. Raises as parse_merges() does."""
     begin = text.find("\n") + 1 if text.startswith("#version") else 0
     if _PAIRS.fullmatch(text, begin):
         return text[begin:].replace(" ", "").split()

@@ -9,7 +9,7 @@ from ortgpt.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    """Text of a growing sequence of ids: whole characters only, the rest held until it is complete."""
+    """The text of a growing sequence of ids: whole characters, incomplete ones held until they are complete."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -25,14 +25,14 @@ class TextStream:
         return not self._decoder.getstate()[0]
 
     def finish(self) -> str:
-        """Return U+FFFD for a character left incomplete, else nothing."""
+        """Return U+FFFD for a character that is still incomplete, else nothing."""
         return self._decoder.decode(b"", final=True)
 
 
 class StopMatcher:
-    """Find stop strings in a text that arrives in pieces; hold back what may be the beginning of one.
+    """Finds stop strings in a text that arrives in pieces, and holds back what may be the beginning of one.
 
-    The stop string that is complete first ends the text, wherever the pieces were cut; of two that end together, the
+    The stop string that is complete first ends the text, wherever the pieces are cut; of two that end together, the
     longer one.
     """
 
@@ -41,7 +41,7 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Return the text that may be shown, and the stop string that ended it or None."""
+        """Return the text that is certain, and the stop string that ended it or None."""
         if not self._stops:
             return text, None
         text = self._held + text
@@ -55,7 +55,7 @@ class StopMatcher:
         return text[: len(text) - keep], None
 
     def finish(self) -> str:
-        """Return what was held back."""
+        """Return the text that was held back."""
         held, self._held = self._held, ""
         return held
 

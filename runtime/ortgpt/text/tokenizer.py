@@ -19,11 +19,11 @@ from ortgpt.contract import File
 from ortgpt.errors import BundleError, PromptError, listed, shown
 from ortgpt.text.bpe_files import joined_merges, read_merges_text, read_vocab
 
-# The split of GPT-2 (Radford et al. 2019) into contractions, words, numbers, other signs and white space.
+# GPT-2 (Radford et al. 2019) splits a text into contractions, words, numbers, other signs and white space.
 _SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # White space as Unicode and that split mean it (Python's own \s has four separators more).
 _SPACE = "\\t-\\r \\x85\\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-# tiktoken keeps a state for each character of such a run until the run ends, and panics at a million of them.
+# tiktoken keeps a state for each character of a run of white space until the run ends, and panics at a million.
 _LONG = 10_000
 _LONG_SPACE = re.compile(f"(?<![{_SPACE}])[{_SPACE}]{{{_LONG},}}")
 
@@ -32,9 +32,9 @@ class Tokenizer:
     """Turn text into ids and ids into text."""
 
     def __init__(self, tokens: list[bytes], id_of_rank: Sequence[int] | None, added: Mapping[str, int]) -> None:
-        """Take the bytes of each rank, its ids unless they are the ranks, and the ids of what no merge makes."""
+        """Take the bytes of each rank, its ids unless they equal the ranks, and the ids of added tokens."""
         self._tokens = tokens
-        # Of tokens with the same bytes the first counts, and dict() keeps the last.
+        # Of tokens with the same bytes the first counts, but dict() keeps the last.
         self._ranks = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
         self._id_of_rank = id_of_rank
         self._rank_of_id = None if id_of_rank is None else {each: rank for rank, each in enumerate(id_of_rank)}
@@ -50,27 +50,27 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Read the tokenizer of a bundle or checkpoint folder. Raises BundleError naming what does not fit."""
+        """Read the tokenizer of a bundle or checkpoint folder. Raises BundleError that names what does not fit."""
         path = folder / File.MERGES
         joined = joined_merges(read_merges_text(path), source=str(path))
         source = f"{folder / File.VOCAB} and {File.MERGES}"
-        # What stays is made before what goes, so that the memory of the latter is given back.
+        # The tokens stay in memory, the vocabulary does not: made after them, its memory can be given back whole.
         tokens, faults = _bytes_of(joined)
         return cls(tokens, *_ids_of(joined, read_vocab(folder / File.VOCAB), faults, source))
 
     @classmethod
     def from_vocab(cls, vocab: Mapping[str, int], joined: Sequence[str], *, source: str) -> Tokenizer:
-        """Build a tokenizer from token to id, and the tokens that merges join, in order of rank.
+        """Build a tokenizer from a mapping of tokens to ids and the tokens that merges make, in order of rank.
 
-        What no pair makes is an added token: kept, and found in a text only on request. Raises BundleError, which
-        begins with `source`, naming what does not fit.
+        A token that no merge makes is an added token: encode() finds it in a text only on request. Raises BundleError,
+        which begins with `source` and names what does not fit.
         """
         tokens, faults = _bytes_of(joined)
         return cls(tokens, *_ids_of(joined, vocab, faults, source))
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids, from 0 to the largest that stands for something."""
+        """The largest id that has a token, plus one."""
         ranked = len(self._tokens) - 1 if self._rank_of_id is None else max(self._rank_of_id)
         return max(ranked, *self._added_bytes) + 1 if self._added_bytes else ranked + 1
 
@@ -84,7 +84,7 @@ class Tokenizer:
         return mine == theirs
 
     def unused_ids(self) -> Iterator[int]:
-        """Return the ids below vocab_size that stand for nothing, in order."""
+        """Return the ids below vocab_size that have no token, in order."""
         ranked = range(len(self._tokens)) if self._rank_of_id is None else self._rank_of_id
         return (each for each in range(self.vocab_size) if each not in ranked and each not in self._added_bytes)
 
@@ -107,7 +107,7 @@ class Tokenizer:
         ranks: list[int] = []
         begin = 0
         for run in _LONG_SPACE.finditer(text) if len(text) >= _LONG else ():
-            # The split takes a run whole at the end of a text; else it leaves the last character to what follows.
+            # At the end of a text the split takes a run whole; elsewhere the last character joins what follows.
             end = run.end() - (run.end() < len(text))
             ranks += self._encoding.encode_ordinary(text[begin : run.start()])
             ranks += self._space_encoding().encode_ordinary(text[run.start() : end])
@@ -116,13 +116,13 @@ class Tokenizer:
         return ranks if self._id_of_rank is None else [self._id_of_rank[rank] for rank in ranks]
 
     def _space_encoding(self) -> tiktoken.Encoding:
-        """Return the same merges behind a split that never looks ahead, so that a run of any length is one piece."""
+        """Return an encoding with the same merges and a split without look-ahead, which takes a run of any length."""
         if self._space is None:
             self._space = tiktoken.Encoding("space", pat_str=r"\s+", mergeable_ranks=self._ranks, special_tokens={})
         return self._space
 
     def _find_added(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield where added tokens stand in `text`: from the left, the longest that begins at a place."""
+        """Yield begin and end of the added tokens in `text`: from the left, the longest that begins at a place."""
         begin = 0
         for found in self._added_first.finditer(text) if self._added_first else ():
             start = found.start()
@@ -135,7 +135,7 @@ class Tokenizer:
                     break
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Return the text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of `token_ids`; bytes that are not UTF-8 become U+FFFD."""
         if not isinstance(token_ids, Iterable):
             raise PromptError(f"token_ids = {token_ids!r} (accepted: a sequence of token ids)")
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", errors="replace")
@@ -145,7 +145,7 @@ class Tokenizer:
         return sum(len(self.token_bytes(token_id)) for token_id in token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes one id stands for. Raises PromptError for an id that stands for nothing."""
+        """Return the bytes of one id. Raises PromptError for an id that has no token."""
         try:
             if token_id in self._added_bytes:
                 return self._added_bytes[token_id]
@@ -160,19 +160,19 @@ class Tokenizer:
 
 
 def _bytes_of(joined: Sequence[str]) -> tuple[list[bytes], list[str]]:
-    """Return the bytes of each rank, single bytes first and then what merges join; and what is wrong, if anything."""
+    """Return the bytes of each rank, single bytes first and then those of merges; and the faults, if any."""
     byte_of = _byte_of_letter()
     table = _translation(byte_of)
     try:
         return [text.translate(table).encode("latin-1") for text in itertools.chain(byte_of, joined)], []
     except UnicodeEncodeError as error:
-        return [], [f"a merge joins to {shown(error.object)}, which has a letter for no byte"]
+        return [], [f"a merge joins to {shown(error.object)}, which has a letter that means no byte"]
 
 
 def _ids_of(
     joined: Sequence[str], vocab: Mapping[str, int], faults: list[str], source: str
 ) -> tuple[Sequence[int] | None, dict[str, int]]:
-    """Return the id of each rank, None if it is the rank, and the ids of what no merge joins. Raises BundleError."""
+    """Return the id of each rank, None if ids equal ranks, and the ids of added tokens. Raises BundleError."""
     byte_of = _byte_of_letter()
     found = [f"byte {byte_of[letter]} is missing" for letter in byte_of if letter not in vocab]
     found += [f"merge {shown(text)} is missing" for text in sorted(set(joined) - vocab.keys())]
@@ -192,7 +192,7 @@ def _ids_of(
 
 
 def _byte_of_letter() -> dict[str, int]:
-    """Return GPT-2's letter for each byte: printable Latin-1 stands for itself, the rest follow from 256."""
+    """Return GPT-2's letter of each byte: printable Latin-1 means itself, the others follow from 256."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {chr(byte): byte for byte in printable}
     rest = [byte for byte in range(256) if byte not in printable]
@@ -200,6 +200,6 @@ def _byte_of_letter() -> dict[str, int]:
 
 
 def _translation(byte_of: dict[str, int]) -> dict[int, int]:
-    """Return the table that turns GPT-2's letters into Latin-1, and what is none of them into what Latin-1 lacks."""
+    """Return the table that turns GPT-2's letters into Latin-1, and any other letter into one that Latin-1 lacks."""
     foreign = {byte: 0xFFFF for byte in range(256) if chr(byte) not in byte_of}
     return foreign | {ord(letter): byte for letter, byte in byte_of.items()}

@@ -1,4 +1,4 @@
-"""Measure a bundle on this machine: speed, start, memory, and where the time of a step and of a prefill goes.
+"""Measure a bundle on this machine: speed, start, memory, and the operators that the time goes to.
 
 Prints nothing. Everything is measured several times in turn, and the medians are returned.
 """
@@ -30,18 +30,18 @@ from ortgpt.generator import Generator, load
 from ortgpt.ort.session import Session, open_graph
 
 _SHORT, _LONG, _BATCH = 128, 900, 8
-_STEPS = 24  # of decoding that a time is the mean of
-_ROUNDS, _MOST_S = 5, 20.0  # at least two rounds; no new one after so many seconds
+_STEPS = 24  # decode steps whose mean is one measurement
+_ROUNDS, _MAX_S = 5, 20.0  # at least two rounds; no new round after so many seconds
 _SAMPLED_PROMPT, _SAMPLED_TOKENS = 64, 64
 _SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False, "repetition_penalty": 1.0},
     "sampled": {"seed": 0, "temperature": 0.8, "top_k": 50, "top_p": 0.95, "repetition_penalty": 1.1},
     "nucleus": {"seed": 0, "temperature": 0.8, "top_k": 0, "top_p": 0.95, "repetition_penalty": 1.0},
 }
-_READ_BYTES = 2**28  # more than the caches of a CPU hold
+_READ_BYTES = 2**28  # more than the caches of a CPU
 _STARTS = 3
-# Runs in a process of its own, and says the most memory it had. Linux counts in ru_maxrss what the process was before
-# it became this one, a copy of its parent, and VmHWM not.
+# Runs in a process of its own and prints its peak memory. On Linux, ru_maxrss includes the parent process, of which the
+# process was a copy before exec; VmHWM does not.
 _START = """
 import sys, ortgpt
 generator = ortgpt.load(sys.argv[1], device=sys.argv[2], threads=int(sys.argv[3]))
@@ -60,7 +60,7 @@ except OSError:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """What the nodes of one operator take of one run, in milliseconds, and how many there are."""
+    """The nodes of one operator, and their time in one run, in milliseconds."""
 
     name: str
     nodes: int
@@ -69,21 +69,16 @@ class Operator:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """What was measured of a bundle; times are medians.
-
-    `short` and `long` are prompts of `short_tokens` and `long_tokens`. `step_bytes` are the weights and the cache that
-    a step behind the short prompt reads. `tokens_per_s` has greedy decoding, sampling (temperature 0.8, top_k 50, top_p
-    0.95, repetition_penalty 1.1) and sampling from all of the vocabulary (top_p 0.95), after 64 tokens. A first
-    token comes from a process that starts, loads the bundle and ends; its peak memory is None where the system does not
-    tell. `step` and `prefill` are the operators of a step behind the short prompt and of a prefill of the long one.
-    """
+    """What was measured of a bundle; times are medians."""
 
     bundle: str
     dtype: str
     device: str
     threads: int
     short_tokens: int
+    """The tokens of the short prompt."""
     long_tokens: int
+    """The tokens of the long prompt."""
     prefill_short_ms: float
     decode_short_ms: float
     prefill_long_ms: float
@@ -91,17 +86,25 @@ class Measurements:
     batch_size: int
     batch_step_ms: float
     tokens_per_s: dict[str, float]
+    """After 64 tokens: "greedy"; "sampled" (temperature 0.8, top_k 50, top_p 0.95, repetition_penalty 1.1); "nucleus"
+    (temperature 0.8, top_p 0.95 of the whole vocabulary)."""
     start_s: float
+    """From the start of a process that loads the bundle and generates one token to its end."""
     peak_memory_mb: float | None
+    """The peak memory of that process; None if the system does not tell."""
     disk_mb: float
     step_bytes: int
+    """The weights and the cache that a step after the short prompt reads."""
     memory_gb_per_s: float
+    """How fast that many threads read memory."""
     step: tuple[Operator, ...]
+    """The operators of a step after the short prompt."""
     prefill: tuple[Operator, ...]
+    """The operators of a prefill of the long prompt."""
 
     @property
     def step_gb_per_s(self) -> float:
-        """The bytes that a step behind the short prompt reads, by its time."""
+        """How fast a step after the short prompt reads its weights and cache."""
         return self.step_bytes / self.decode_short_ms / 1e6
 
 
@@ -141,7 +144,7 @@ def _cells(engine: Engine, short: int, long: int, new_tokens: int) -> dict[str, 
     """Return the milliseconds of each cell, measured in turn; the first round warms up."""
     began = time.perf_counter()
     rounds: list[dict[str, float]] = []
-    while len(rounds) <= 2 or (len(rounds) <= _ROUNDS and time.perf_counter() - began < _MOST_S):
+    while len(rounds) <= 2 or (len(rounds) <= _ROUNDS and time.perf_counter() - began < _MAX_S):
         times: dict[str, float] = {}
         times["prefill_short_ms"], times["decode_short_ms"] = _time_one(engine, 1, short, new_tokens)
         times["prefill_long_ms"], times["decode_long_ms"] = _time_one(engine, 1, long, new_tokens)
@@ -151,7 +154,7 @@ def _cells(engine: Engine, short: int, long: int, new_tokens: int) -> dict[str, 
 
 
 def _time_one(engine: Engine, batch_size: int, prompt_tokens: int, new_tokens: int) -> tuple[float, float]:
-    """Return the milliseconds of a prefill, and of a step behind it."""
+    """Return the milliseconds of a prefill, and of a step after it."""
     cache = engine.new_cache(batch_size, prompt_tokens + new_tokens)
     prompts = [_prompt(engine, prompt_tokens)] * batch_size
     started = time.perf_counter()
@@ -174,14 +177,14 @@ def _prompt(engine: Engine, tokens: int) -> list[int]:
 
 
 def _rates(generator: Generator) -> dict[str, float]:
-    """Return the tokens per second of each way to pick, measured in turn."""
+    """Return the tokens per second of each way to pick a token, measured in turn."""
     n_positions = generator.engine.config.n_positions
     prompt = _prompt(generator.engine, min(_SAMPLED_PROMPT, n_positions // 2))
     tokens = min(_SAMPLED_TOKENS, n_positions - len(prompt))
     seconds: dict[str, list[float]] = {name: [] for name in _SAMPLING}
     began = time.perf_counter()
     while len(seconds["greedy"]) <= 2 or (
-        len(seconds["greedy"]) <= 2 * _ROUNDS and time.perf_counter() - began < _MOST_S / 2
+        len(seconds["greedy"]) <= 2 * _ROUNDS and time.perf_counter() - began < _MAX_S / 2
     ):
         for name, options in _SAMPLING.items():
             done = generator.generate(prompt, max_new_tokens=tokens, eos_token_id=[], **options)
@@ -190,7 +193,7 @@ def _rates(generator: Generator) -> dict[str, float]:
 
 
 def _start(bundle: Bundle, session: Session) -> tuple[float, float | None]:
-    """Return the seconds from a process's start to its end behind a first token, and its peak memory in megabytes."""
+    """Return the seconds from a process's start to its end after one token, and its peak memory in megabytes."""
     command = [sys.executable, "-c", _START, str(bundle.path), str(session.device), str(session.threads)]
     seconds, peaks = [], []
     for _ in range(_STARTS):
@@ -205,14 +208,14 @@ def _start(bundle: Bundle, session: Session) -> tuple[float, float | None]:
 
 
 def _step_bytes(bundle: Bundle, engine: Engine, length: int) -> int:
-    """Return the bytes of weights and of cache that a step behind `length` tokens reads."""
+    """Return the bytes of weights and of cache that a step after `length` tokens reads."""
     files = bundle.manifest.files
     weights = sum(files[name].size for name in (engine.session.graph.file, File.MODEL_DATA) if name in files)
     return weights + length * engine.kv_shape.token_bytes
 
 
 def read_gb_per_s(threads: int) -> float:
-    """Return how fast `threads` threads read memory, in the median of several times."""
+    """Return how fast `threads` threads read memory, the median of several times."""
     parts = np.array_split(np.ones(_READ_BYTES // 4, np.float32), threads)
     seconds = []
     with ThreadPoolExecutor(threads) as pool:
@@ -224,7 +227,7 @@ def read_gb_per_s(threads: int) -> float:
 
 
 def _profile(bundle: Bundle, engine: Engine, graph: GraphSpec, run: Callable[[Engine], object]) -> tuple[Operator, ...]:
-    """Let `run` use a graph that notes the time of each node; return the mean of its runs but the first two."""
+    """Let `run` use a graph that records the time of each node; return the mean of its runs except the first two."""
     with tempfile.TemporaryDirectory() as folder:
         session = open_graph(
             bundle, graph, engine.session.device, threads=engine.session.threads, profile=Path(folder) / "profile"

@@ -1,4 +1,4 @@
-"""What this machine and environment offer, and whether a small built-in model gives the right tokens on them."""
+"""What this machine and environment offer, and whether a small built-in model gives the right tokens here."""
 
 from __future__ import annotations
 
@@ -25,32 +25,34 @@ _PACKAGES = ("numpy", "tiktoken", "click", "llguidance")
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What `ortgpt doctor` found; `faults` says what has to be mended, and how. None stands for what is not known.
-
-    `wheels` are the installed packages that bring ONNX Runtime, `cpus` counts the machine's, `cpus_allowed` those that
-    affinity mask and quota leave, and `exact_byte_products` tells whether 8-bit products need no detour here.
-    """
+    """What `ortgpt doctor` found. None means unknown."""
 
     ortgpt: str
     python: str
     platform: str
     packages: dict[str, str | None]
     wheels: list[str]
+    """The installed packages that bring ONNX Runtime; there should be one."""
     onnxruntime: str | None
     providers: list[str]
     cpu: str
     cpu_features: list[str]
     cpus: int
+    """The CPUs of the machine."""
     cpus_allowed: int
+    """The CPUs that affinity mask and quota leave to this process."""
     memory_bytes: int | None
     memory_available_bytes: int | None
     exact_byte_products: bool | None
+    """Whether 8-bit products are exact at full speed on this CPU."""
     self_test_s: float | None
+    """The seconds that the self-test took; None if it did not pass."""
     faults: list[str]
+    """What is wrong, and how to mend it."""
 
 
 def diagnose() -> Diagnosis:
-    """Look at Python, packages, ONNX Runtime, CPUs and memory, and run the self-test. Raises nothing of its own."""
+    """Look at Python, packages, ONNX Runtime, CPUs and memory, and run the self-test. Raises nothing itself."""
     faults: list[str] = []
     version, providers, exact, seconds = None, [], None, None
     try:
@@ -82,7 +84,7 @@ def diagnose() -> Diagnosis:
 
 
 def _self_test() -> float:
-    """Load the built-in bundle and generate with it; return how long that took. Raises OrtGptError where it fails."""
+    """Load the self-test's bundle and generate with it; return the seconds it took. Raises OrtGptError if it fails."""
     started = time.perf_counter()
     with ortgpt.load(SELF_TEST, device="cpu") as generator:
         alone = generator.generate(SELF_TEST_PROMPT, max_new_tokens=len(SELF_TEST_IDS)).token_ids
@@ -90,14 +92,14 @@ def _self_test() -> float:
     for how, ids in (("alone", alone), ("in a batch", rows[0].token_ids)):
         if tuple(ids) != SELF_TEST_IDS:
             raise OrtGptError(
-                f"the self-test gave the tokens {ids} {how}, not {list(SELF_TEST_IDS)}: ONNX Runtime computes wrongly "
-                "here; install another version of it"
+                f"the self-test gave the tokens {ids} {how}, not {list(SELF_TEST_IDS)}: ONNX Runtime computes wrong "
+                "results here; install another version of it"
             )
     return time.perf_counter() - started
 
 
 def _memory() -> dict[str, int]:
-    """Return the fields of /proc/meminfo in bytes; nothing where there is none."""
+    """Return the fields of /proc/meminfo in bytes; empty if the system has no such file."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

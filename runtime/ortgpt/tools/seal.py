@@ -1,4 +1,4 @@
-"""State in a bundle's manifest what generation_config.json holds after an edit by hand."""
+"""Write the hash of generation_config.json into a bundle's manifest after an edit by hand."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ortgpt.options.generation_config import read_generation_config
 
 
 def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
-    """State the present size and sha256 of generation_config.json in the manifest; return the names that had changed.
+    """Write size and sha256 of generation_config.json into the manifest; return the names of files that had changed.
 
-    Every other file was verified when it was exported, so that a change of one is damage. Raises BundleError for that,
-    for a listed file that is missing, and for a generation_config.json that could not be used.
+    Every other file was verified when it was exported, so a change of one is damage. Raises BundleError for that, for
+    a listed file that is missing, and for a generation_config.json that could not be used.
     """
     folder = Path(path)
     values, manifest = read_manifest(folder)
@@ -31,7 +31,7 @@ def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
     changed = [name for name, entry in files.items() if entry != manifest.files[name]]
     damaged = [name for name in changed if name != File.GENERATION_CONFIG]
     if damaged:
-        raise not_intact(folder, [f"{name} was changed, and is no file to edit by hand" for name in damaged])
+        raise not_intact(folder, [f"{name} was changed, and is not a file to edit by hand" for name in damaged])
     defaults = folder / File.GENERATION_CONFIG
     try:
         read_generation_config(read_json_object(defaults), ())
@@ -39,7 +39,10 @@ def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
         raise BundleError(f"{defaults}: {error}") from None
     partial = folder / f".{File.MANIFEST}.{secrets.token_hex(4)}.partial"
     try:
-        with naming(folder), partial.open("x", encoding="utf-8") as file:  # never through a link that lies in wait
+        with (
+            naming(folder),
+            partial.open("x", encoding="utf-8") as file,
+        ):  # never follows a link that somebody put there
             file.write(sealed_text(values, files))
         os.replace(partial, folder / File.MANIFEST)
     finally:

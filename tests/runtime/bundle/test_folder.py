@@ -53,10 +53,10 @@ def test_an_intact_bundle_opens_from_anywhere(bundle: Path, monkeypatch: pytest.
 
 def test_the_manifest_says_what_it_should(bundle: Path) -> None:
     values = json.loads((bundle / "ortgpt.json").read_text())
-    assert values["format"] == {"major": 1, "minor": 2}
-    assert values["precision"] == {
-        "dtype": "float32", "recipe": "none", "parameters": {}, "promise": {"kind": "exact"},
-    }  # fmt: skip
+    assert values["format"] == {"major": 1, "minor": 3}
+    promise = {name: value for name, value in values["precision"].pop("promise").items() if value is not None}
+    assert promise == {"kind": "exact"}
+    assert values["precision"] == {"dtype": "float32", "recipe": "none", "parameters": {}}
     (graph,) = values["graphs"]
     assert (graph["role"], graph["file"], graph["flavour"], graph["target"]) == (
         "decoder",
@@ -472,7 +472,7 @@ def test_a_path_that_is_no_utf8_is_refused(bundle: Path) -> None:
         ortgpt.load(named)
 
 
-@pytest.mark.parametrize("value", ["x", None, [1], 10**4000])
+@pytest.mark.parametrize("value", ["x", True, [1], 10**4000])
 def test_a_promise_that_is_no_number_is_named(bundle: Path, value: Any) -> None:
     reseal(bundle, lambda m: m["precision"].update(promise={"kind": "bounded", "logit_bound": value}))
     with pytest.raises(BundleError, match=r"precision\.promise\.logit_bound = ") as caught:

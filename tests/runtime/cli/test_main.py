@@ -152,7 +152,8 @@ def test_bad_input_gets_one_line_and_the_right_code(
 
 def test_help_lists_every_command_without_loading_torch() -> None:
     code = (
-        "import sys; from ortgpt.cli import main\ntry: main(sys.argv[1:])\nfinally: assert 'torch' not in sys.modules"
+        "import sys; from ortgpt.cli.main import main\n"
+        "try: main(sys.argv[1:])\nfinally: assert 'torch' not in sys.modules"
     )
     for args in (["--help"], ["export", "--help"], ["quantize", "--help"], ["train", "--help"]):
         done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
@@ -165,13 +166,14 @@ def test_help_lists_every_command_without_loading_torch() -> None:
 def test_without_the_export_extra_the_pip_command_is_named() -> None:
     for module in ("torch", "onnx_ir", "safetensors", "tokenizers", "huggingface_hub"):
         checkpoint = "owner/name" if module == "huggingface_hub" else "austen"
-        code = f"import sys; sys.modules[{module!r}] = None\nfrom ortgpt.cli import main; main(sys.argv[1:])"
+        code = f"import sys; sys.modules[{module!r}] = None\nfrom ortgpt.cli.main import main; main(sys.argv[1:])"
         args = ["train", "x.txt", "-o", "y"] if module == "tokenizers" else ["export", checkpoint, "-o", "y"]
         done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
         assert done.returncode == 1
-        assert done.stderr == (
-            f"Error: this command needs {module}, which is not installed; run `pip install 'ortgpt[cpu,export]'`\n"
-        )
+        start = f"Error: this command needs {module}, which is not installed; run "
+        assert done.stderr.startswith(start)
+        assert done.stderr.endswith("[export]'`\n")
+        assert done.stderr.count("\n") == 1
 
 
 def test_export_and_train_end_to_end(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def shell(command: str, *args: str | Path | bytes, **options: object) -> subproc
         ("ORTGPT doctor > /dev/full", "standard output: No space left on device"),
         ("printf abc | ORTGPT score $1 > /dev/full", "standard output: No space left on device"),
         ("echo '\"a\"' > $2; ORTGPT generate $1 --input $2 > /dev/full", "standard output: No space left on device"),
-        ("echo '\"a\"' > $2; ORTGPT generate $1 --input $2 --output /dev/full", "/dev/full is no regular file"),
+        ("echo '\"a\"' > $2; ORTGPT generate $1 --input $2 --output /dev/full", "/dev/full is not a regular file"),
     ],
 )
 def test_an_answer_that_goes_nowhere_is_an_error(command: str, reason: str, small_bundle: Path, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_file_of_prompts_with_odd_lines(small_bundle: Path, tmp_path: Path) ->
     (tmp_path / "out").write_text("[" * 100_000 + "\n")
     done = shell("ORTGPT generate $1 --input $2 --output $3", small_bundle, tmp_path / "prompts", tmp_path / "out")
     assert done.returncode == 2
-    assert "out has a line that is none of this command's" in done.stderr.decode()
+    assert "out has a line that this command did not write" in done.stderr.decode()
 
 
 def test_chat_goes_on_after_a_name_that_cannot_be_saved_to(small_bundle: Path) -> None:
@@ -140,11 +140,11 @@ def test_chat_goes_on_after_a_name_that_cannot_be_saved_to(small_bundle: Path) -
 def test_ctrl_c_ends_with_one_line(command: str, small_bundle: Path) -> None:
     """Where it comes while the package is being imported, Python's own words are all that can be said."""
     code = (
-        "import os, signal, sys, ortgpt.cli, ortgpt.generator as g\n"
-        "real = g.open_bundle\n"
-        "g.open_bundle = lambda path: os.kill(os.getpid(), signal.SIGINT) or real(path)\n"
+        "import os, signal, sys, ortgpt.cli.main, ortgpt.model as m\n"
+        "real = m.open_bundle\n"
+        "m.open_bundle = lambda path: os.kill(os.getpid(), signal.SIGINT) or real(path)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "ortgpt.cli.main(sys.argv[1:])"
+        "ortgpt.cli.main.main(sys.argv[1:])"
     )
     args = [each.replace("$1", str(small_bundle)) for each in command.split()[1:]]
     done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, check=False)

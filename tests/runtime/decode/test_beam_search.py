@@ -112,15 +112,15 @@ def test_beams_on_a_cache_without_buffers(small: ortgpt.Generator, monkeypatch: 
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"num_beams": 2, "temperature": 0.5}, "temperature = 0.5 cannot be had with num_beams = 2"),
+        ({"num_beams": 2, "temperature": 0.5}, "temperature = 0.5 cannot be combined with num_beams = 2"),
         ({"num_beams": 2, "do_sample": True}, "do_sample = True"),
         ({"num_beams": 2, "num_return_sequences": 3}, "at most num_beams = 2"),
         ({"num_return_sequences": 2}, "the same text again"),
         ({"length_penalty": 2.0}, "no effect without num_beams"),
-        ({"num_beams": 2, "logprobs": 1}, "logprobs = 1 cannot be had"),
+        ({"num_beams": 2, "logprobs": 1}, "logprobs = 1 cannot be combined"),
         ({"num_beams": 0}, "num_beams = 0"),
         ({"num_beams": 257}, "num_beams = 257 .*from 1 to 256"),
-        ({"num_beams": 2, "deterministic": True}, "deterministic = True cannot be had"),
+        ({"num_beams": 2, "deterministic": True}, "deterministic = True cannot be combined"),
         ({"early_stopping": "maybe"}, "early_stopping = 'maybe'"),
     ],
 )

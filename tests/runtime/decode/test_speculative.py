@@ -165,7 +165,7 @@ def test_what_guesses_exclude(small: ortgpt.Generator, austen_bundle: Path) -> N
     with ortgpt.load(austen_bundle) as other, pytest.raises(OptionError, match="another tokenizer"):
         small.generate("a", assistant_model=other)
     for options, part in (
-        ({"assistant_model": small, "prompt_lookup_num_tokens": 3}, "both guess"),
+        ({"assistant_model": small, "prompt_lookup_num_tokens": 3}, "both propose drafts"),
         ({"num_assistant_tokens": 3}, "no effect without an assistant_model"),
         ({"assistant_model": "x"}, "assistant_model = 'x'"),
         ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens = 0"),

@@ -106,7 +106,7 @@ def test_arrays_without_axes_are_their_values() -> None:
     found = resolve(
         eos_token_id=np.array(3), seed=np.array(5), stop=np.array("x"), top_p=np.array(0.5), do_sample=np.array(True)
     )
-    assert [found.eos_token_ids, found.seed, found.stop, found.top_p] == [{3}, (5,), ("x",), 0.5]
+    assert [found.eos_token_ids, found.seed, found.stop, found.top_p] == [{3}, 5, ("x",), 0.5]
 
 
 def test_unknown_options_are_refused_by_name() -> None:

@@ -65,7 +65,7 @@ def test_quotas(tmp_path: Path, files: dict[str, str], cpus: int, monkeypatch: p
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no affinity mask")
 def test_affinity_of_a_real_process() -> None:
     one = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, {{{one}}}); from ortgpt.cpus import allowed_cpus; print(allowed_cpus())"
+    code = f"import os; os.sched_setaffinity(0, {{{one}}})\nimport ortgpt.ort.cpus as c; print(c.allowed_cpus())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
 
 

@@ -112,7 +112,7 @@ def test_what_is_no_grammar_is_refused(small: ortgpt.Generator) -> None:
     ):
         with pytest.raises(OptionError, match=part):
             small.generate("a", grammar=grammar)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="min_new_tokens = 5 cannot be had with a grammar"):
+    with pytest.raises(OptionError, match="min_new_tokens = 5 cannot be combined with a grammar"):
         small.generate("a", grammar="[0-9]+", min_new_tokens=5)
     with pytest.raises(OptionError, match="leave no token"):
         small.generate("a", grammar="[0-9]+", suppress_tokens=range(1, 300))
