@@ -161,7 +161,7 @@ check-portable: $(VENV)/.setup-dev $(OTHERS)/optimum/.setup $(OTHERS)/genai/.set
 
 check-dialects: $(VENV)/.setup-dev  ## Write a stand-in of every dialect of checkpoint, and `make export` each
 	@rm -rf build/dialects && mkdir -p build
-	@$(BIN)/python checks/dialects.py build/dialects | while read -r variables; do \
+	@PYTHONPATH=tests $(BIN)/python checks/dialects.py build/dialects | while read -r variables; do \
 		eval "$(MAKE) export $$variables" < /dev/null 2>&1 | tail -n 1; done
 
 check-avx2: $(VENV)/.setup-dev  ## Check products of integers under an emulated CPU without VNNI (needs qemu-x86_64)

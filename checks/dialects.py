@@ -1,6 +1,7 @@
-"""A small stand-in for every dialect of checkpoint, each with an oracle. `make test-dialects` exports them all by make.
+"""A small stand-in for every dialect of checkpoint, each with an oracle. `make check-dialects` exports each by make.
 
-`python tests/dialects.py FOLDER` writes them and prints a line of variables for `make export` each.
+`python checks/dialects.py FOLDER`, with tests/ on PYTHONPATH, writes them and prints for each the variables of
+`make export`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel, GPT2Tokenizer
 
 from models.test_nanogpt import NanoGPT, make, write
+from ortgpt_exporter import CheckpointSource
 from support import greedy_ids, write_checkpoint, write_small_tokenizer
 
 Greedy = Callable[[list[int], int], list[int]]
@@ -27,17 +29,17 @@ Greedy = Callable[[list[int], int], list[int]]
 
 @dataclass(frozen=True)
 class Standin:
-    """A checkpoint on disk, what to hand to the exporter beside it, and what it must generate."""
+    """A checkpoint on disk, and what it must generate."""
 
-    checkpoint: Path
+    source: CheckpointSource
     greedy: Greedy
-    options: dict[str, Path] = field(default_factory=dict)
+    """Maps the ids of a prompt and a count to that many new ids, by the dialect's own framework."""
 
 
 def by_transformers(folder: Path, **options: Any) -> Standin:
-    """Return a stand-in whose oracle is `transformers` generate on the same folder, in float32, with these options."""
+    """Return a stand-in whose oracle is generate() of `transformers` on the same folder, in float32."""
     model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
-    return Standin(folder, lambda ids, new: greedy_ids(model, ids, new, **options))
+    return Standin(CheckpointSource(folder), lambda ids, new: greedy_ids(model, ids, new, **options))
 
 
 def reshaped(**config: Any) -> Callable[[Path], Standin]:
@@ -45,12 +47,12 @@ def reshaped(**config: Any) -> Callable[[Path], Standin]:
 
 
 def padded_vocabulary(folder: Path) -> Standin:
-    """Four rows more than the tokenizer has tokens; `transformers` has to be told not to pick them."""
+    """Write a network with four rows more than the tokenizer has tokens, which `transformers` must suppress."""
     return by_transformers(write_checkpoint(folder, seed=3, vocab_size=304), suppress_tokens=[300, 301, 302, 303])
 
 
 def restored(change: Callable[[Tensor], Tensor]) -> Callable[[Path], Standin]:
-    """Return a writer of a checkpoint whose tensors are stored changed."""
+    """Return a writer of a checkpoint whose stored tensors are changed."""
 
     def writer(folder: Path) -> Standin:
         path = write_checkpoint(folder, seed=3) / "model.safetensors"
@@ -70,7 +72,7 @@ def sharded(folder: Path) -> Standin:
 
 
 def pickled(*, shards: bool = False, dialogpt: bool = False) -> Callable[[Path], Standin]:
-    """Return a writer of pytorch_model.bin, in shards, or as old as DialoGPT's: float16, masks, the head beside it."""
+    """Return a writer of pytorch_model.bin: whole, in shards, or like DialoGPT's: float16, with masks and a head."""
 
     def writer(folder: Path) -> Standin:
         path = write_checkpoint(folder, seed=3) / "model.safetensors"
@@ -98,11 +100,11 @@ def pickled(*, shards: bool = False, dialogpt: bool = False) -> Callable[[Path],
 def _of_state(folder: Path, state: dict[str, Tensor]) -> Standin:
     model = GPT2LMHeadModel.from_pretrained(folder).eval()
     model.load_state_dict({key: tensor.float() for key, tensor in state.items() if not key.endswith(".attn.bias")})
-    return Standin(folder, lambda ids, new: greedy_ids(model, ids, new))
+    return Standin(CheckpointSource(folder), lambda ids, new: greedy_ids(model, ids, new))
 
 
 def nanogpt(**args: Any) -> Callable[[Path], Standin]:
-    """Return a writer of a ckpt.pt as torch.compile leaves it, its vocabulary padded, and a tokenizer beside it."""
+    """Return a writer of a ckpt.pt after torch.compile, with a padded vocabulary, and of a tokenizer folder."""
 
     def writer(folder: Path) -> Standin:
         (folder / "tokenizer").mkdir(parents=True)
@@ -110,7 +112,8 @@ def nanogpt(**args: Any) -> Callable[[Path], Standin]:
         model = make(vocab_size=320, block_size=64, **args)
         state = {f"_orig_mod.{key}": tensor for key, tensor in model.state_dict().items()}
         path = write(folder / "ckpt.pt", state, vocab_size=320, block_size=64, **args)
-        return Standin(path, lambda ids, new: _nano_greedy(model, ids, new), {"tokenizer": folder / "tokenizer"})
+        source = CheckpointSource(path, tokenizer=folder / "tokenizer")
+        return Standin(source, lambda ids, new: _nano_greedy(model, ids, new))
 
     return writer
 
@@ -119,25 +122,30 @@ def nanogpt(**args: Any) -> Callable[[Path], Standin]:
 def _nano_greedy(model: NanoGPT, ids: list[int], new: int) -> list[int]:
     ids = list(ids)
     for _ in range(new):
-        ids.append(int(model(torch.tensor([ids]))[0, -1, :300].argmax()))  # the rows behind 300 are padding
+        ids.append(int(model(torch.tensor([ids]))[0, -1, :300].argmax()))  # rows from 300 on are padding
     return ids[-new:]
 
 
-def lora(folder: Path) -> Standin:
-    write_checkpoint(folder / "base", seed=3)
-    torch.manual_seed(5)
-    base: Any = GPT2LMHeadModel.from_pretrained(folder / "base")
-    settings: Any = LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
-    adapted = get_peft_model(base, settings)
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0, 0.3)
-    adapted.save_pretrained(str(folder / "adapter"))
-    again: Any = GPT2LMHeadModel.from_pretrained(folder / "base").eval()
-    model: Any = PeftModel.from_pretrained(again, str(folder / "adapter")).eval()
-    options = {"adapter": folder / "adapter"}
-    return Standin(folder / "base", lambda ids, new: greedy_ids(model, ids, new), options)
+def adapter(**settings: Any) -> Callable[[Path], Standin]:
+    """Return a writer of a checkpoint and a LoRA adapter for it."""
+
+    def writer(folder: Path) -> Standin:
+        write_checkpoint(folder / "base", seed=3)
+        torch.manual_seed(5)
+        base: Any = GPT2LMHeadModel.from_pretrained(folder / "base")
+        lora: Any = LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn", "c_proj", "c_fc"], **settings)
+        adapted = get_peft_model(base, lora)
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(0, 0.3)
+        adapted.save_pretrained(str(folder / "adapter"))
+        loaded: Any = GPT2LMHeadModel.from_pretrained(folder / "base").eval()
+        model: Any = PeftModel.from_pretrained(loaded, str(folder / "adapter")).eval()
+        source = CheckpointSource(folder / "base", adapter=folder / "adapter")
+        return Standin(source, lambda ids, new: greedy_ids(model, ids, new))
+
+    return writer
 
 
 def one_tokenizer_file(folder: Path) -> Standin:
@@ -165,13 +173,18 @@ DIALECTS: dict[str, Callable[[Path], Standin]] = {
     "tokenizer-json": one_tokenizer_file,
     "nanogpt": nanogpt(),
     "nanogpt-no-bias": nanogpt(bias=False),
-    "lora": lora,
+    "lora": adapter(fan_in_fan_out=True),
+    "dora": adapter(fan_in_fan_out=True, use_dora=True),
 }
 
 
 if __name__ == "__main__":
     for name, writer in DIALECTS.items():
-        standin = writer(Path(sys.argv[1]) / name)
-        variables = {"CHECKPOINT": standin.checkpoint, "OUT": Path(sys.argv[1]) / f"{name}-bundle"}
-        variables |= {key.upper(): path for key, path in standin.options.items()}
-        print(shlex.join(f"{key}={value}" for key, value in variables.items()))  # noqa: T201
+        source = writer(Path(sys.argv[1]) / name).source
+        variables = {
+            "CHECKPOINT": source.name,
+            "OUT": Path(sys.argv[1]) / f"{name}-bundle",
+            "TOKENIZER": source.tokenizer,
+            "ADAPTER": source.adapter,
+        }
+        print(shlex.join(f"{key}={value}" for key, value in variables.items() if value))

@@ -68,14 +68,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_EXPORTED, "errors", "progress", "target_folder", "texts", "graph", "evaluation", "quantization",
         "ortgpt_models", "ortgpt",
     ),
-    "ortgpt_exporter.sweep": (*_EXPORTED, "errors", "progress", "texts", "evaluation", "quantization", "quantize", "ortgpt"),
+    "ortgpt_exporter.sweep": (
+        *_EXPORTED, "errors", "progress", "texts", "evaluation", "quantization", "quantize", "ortgpt", "ortgpt_models",
+    ),
     "ortgpt_exporter.export": (
         *_EXPORTED, "errors", "progress", "target_folder", "portable_files", "checkpoint", "graph", "evaluation",
         "quantization", "quantize", "ortgpt_models",
     ),
-    "ortgpt_exporter": ("errors", "export", "quantize", "quantization"),
+    "ortgpt_exporter": ("errors", "checkpoint", "export", "quantize", "quantization"),
     "ortgpt_exporter.cli": (
-        *_EXPORTED, "ortgpt.cli", "errors", "progress", "export", "quantize", "quantization", "sweep", "ortgpt_models",
+        *_EXPORTED, "ortgpt.cli", "errors", "progress", "checkpoint", "export", "quantize", "quantization", "sweep", "ortgpt_models",
     ),
 }  # fmt: skip
 

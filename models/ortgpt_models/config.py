@@ -1,4 +1,4 @@
-"""The shape of a GPT-2 network, in the words of a Hugging Face config.json. Knows nothing of weights or files."""
+"""The shape of a GPT-2 network, by the keys of a Hugging Face config.json. Knows nothing of weights or files."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ortgpt_models.errors import ModelError
 
 ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu")
 
-# Keys of a Hugging Face GPT-2 config that change the function computed, with the only values that this network has.
+# Keys of a Hugging Face GPT-2 config that change the computed function, with the values that `GPT` implements.
 FIXED_KEYS: Mapping[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
-    "tie_word_embeddings": (True, False),  # where false, the weights tell whether the head is the embedding after all
+    "tie_word_embeddings": (True, False),  # if false, the weights tell whether the head is the embedding all the same
     "add_cross_attention": (False,),
     "is_encoder_decoder": (False,),
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
 }
 
-# More than any network has; a size beyond it is a mistake, and would take for ever to build.
-_MOST = {
+# More than any network has: a larger size is a mistake, and would take for ever to build.
+_MAX_SIZES = {
     "vocab_size": 2**24,
     "n_positions": 2**24,
     "n_embd": 2**20,
@@ -29,7 +29,7 @@ _MOST = {
     "n_head": 2**20,
     "n_inner": 2**22,
 }
-# Names that `transformers` also reads these sizes by.
+# Other names that `transformers` accepts for these sizes.
 _ALIASES = {
     "hidden_size": "n_embd",
     "max_position_embeddings": "n_positions",
@@ -42,26 +42,41 @@ _ALIASES = {
 class GPTConfig:
     """Describe a GPT-2 network; the fields are the keys of a Hugging Face GPT-2 config.json.
 
-    Sizes are counts: `n_embd` is the width of the residual stream, `n_inner` the hidden width of the MLP (4 n_embd
-    when None), `n_positions` the longest context in tokens. Raises ModelError naming every field out of range.
+    Raises ModelError naming every field out of range.
     """
 
     vocab_size: int = 50257
+    """Rows of the token embedding, which is also the head."""
     n_positions: int = 1024
+    """Longest context, in tokens."""
     n_embd: int = 768
+    """Width of the residual stream, a multiple of `n_head`."""
     n_layer: int = 12
+    """Layers."""
     n_head: int = 12
+    """Attention heads in each layer."""
     n_inner: int | None = None
+    """Hidden width of the MLP (default: 4 n_embd)."""
     activation_function: str = "gelu_new"
+    """Activation of the MLP, one of ACTIVATIONS; "gelu_new" is the tanh approximation of "gelu"."""
     layer_norm_epsilon: float = 1e-5
+    """Added to the variance in each LayerNorm."""
     scale_attn_weights: bool = True
+    """Divide the query-key products by the square root of the head dimension."""
     scale_attn_by_inverse_layer_idx: bool = False
+    """Divide them by the number of the layer, too, counted from 1."""
     initializer_range: float = 0.02
+    """Standard deviation of the initial weights."""
     resid_pdrop: float = 0.1
+    """Dropout on the residual branches, in training."""
     embd_pdrop: float = 0.1
+    """Dropout on the embeddings, in training."""
     attn_pdrop: float = 0.1
+    """Dropout on the attention weights, in training."""
     bos_token_id: int | None = 50256
+    """Token that begins a text, if there is one."""
     eos_token_id: int | None = 50256
+    """Token that ends a text, if there is one."""
 
     def __post_init__(self) -> None:
         faults = list(self._faults())
@@ -70,10 +85,12 @@ class GPTConfig:
 
     @property
     def head_dim(self) -> int:
+        """Width of one attention head."""
         return self.n_embd // self.n_head
 
     @property
     def inner_dim(self) -> int:
+        """Hidden width of the MLP."""
         return 4 * self.n_embd if self.n_inner is None else self.n_inner
 
     def attention_scale(self, layer_index: int) -> float:
@@ -83,9 +100,9 @@ class GPTConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GPTConfig:
-        """Read the keys of a parsed config.json; other keys that do not change the network are ignored.
+        """Read a parsed config.json; keys that do not change the network are ignored.
 
-        Raises ModelError naming every key whose value this network cannot honour.
+        Raises ModelError naming every key whose value `GPT` does not implement.
         """
         faults = [
             f"{key} = {values[key]!r} (accepted: {' or '.join(map(repr, allowed))})"
@@ -95,16 +112,16 @@ class GPTConfig:
         if faults:
             raise ModelError("unsupported GPT-2 configuration: " + "; ".join(faults))
         known = {field.name for field in fields(cls)}
-        named = {_ALIASES[key]: value for key, value in values.items() if key in _ALIASES}
-        given = {key: value for key, value in values.items() if key in known}
-        twice = [key for key in named if key in given and given[key] != named[key]]
+        aliased = {_ALIASES[key]: value for key, value in values.items() if key in _ALIASES}
+        plain = {key: value for key, value in values.items() if key in known}
+        twice = [key for key in aliased if key in plain and plain[key] != aliased[key]]
         if twice:
-            shown = "; ".join(f"{key} = {given[key]!r} and {named[key]!r}" for key in twice)
-            raise ModelError(f"a GPT-2 configuration with two values for one size: {shown}")
-        return cls(**(named | given))
+            pairs = "; ".join(f"{key} = {plain[key]!r} and {aliased[key]!r}" for key in twice)
+            raise ModelError(f"a GPT-2 configuration with two values for one size: {pairs}")
+        return cls(**(aliased | plain))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of the config.json that `transformers` would read as this network."""
+        """Return the content of the config.json from which `transformers` builds this network."""
         return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **asdict(self)}
 
     def _faults(self) -> list[str]:
@@ -114,7 +131,7 @@ class GPTConfig:
             if not good:
                 faults.append(f"{name} = {getattr(self, name)!r} (accepted: {accepted})")
 
-        for name, most in _MOST.items():
+        for name, most in _MAX_SIZES.items():
             value = getattr(self, name)
             fits = (value is None and name == "n_inner") or (_is_int(value, 1) and value <= most)
             check(name, fits, f"an integer from 1 to {most}")

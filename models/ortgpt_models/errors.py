@@ -1,5 +1,5 @@
-"""The one error that this package raises for bad input."""
+"""The error that this package raises for bad input."""
 
 
 class ModelError(ValueError):
-    """A checkpoint, configuration or text that this package cannot use; the message says why and what it accepts."""
+    """A checkpoint, configuration or text cannot be used; the message says why, and what is accepted."""

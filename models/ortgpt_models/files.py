@@ -1,4 +1,4 @@
-"""Find the files that a folder has, and read the JSON object that one holds. Knows nothing of what is in it."""
+"""Check that a file exists, and read the JSON object that it holds. Knows no keys and no values."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ MAX_JSON_BYTES = 32 * 2**20  # an index of a thousand shards has fewer
 
 
 def file_is_there(path: Path) -> bool:
-    """Tell whether there is a file at `path`. Raises ModelError for what is there and is none, as a link to nowhere."""
+    """Tell whether there is a file at `path`. Raises ModelError for a folder, a pipe or a link to nowhere."""
     if path.is_file():
         return True
     if os.path.lexists(path):
-        raise ModelError(f"{path} is no file; remove it, or put the file there that its name promises")
+        raise ModelError(f"{path} is not a file; remove it, or replace it by the file that its name promises")
     return False
 
 
 def read_json_object(path: Path, expected: str) -> dict[str, Any]:
-    """Return the object in `path`; `expected` says what the folder was taken for when the file is missing.
+    """Return the object in `path`; `expected` says what the folder should be, for the error of a missing file.
 
-    Raises ModelError when there is no such file, it cannot be read, has more than MAX_JSON_BYTES, or is no JSON object
-    in UTF-8 whose keys stand once.
+    Raises ModelError if the file is missing, cannot be read, has more than MAX_JSON_BYTES, or is not a JSON object in
+    UTF-8 with unique keys.
     """
     if not file_is_there(path):
         raise ModelError(f"no {path.name} in {path.parent}; expected {expected}")
@@ -49,5 +49,5 @@ def read_json_object(path: Path, expected: str) -> dict[str, Any]:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     twice = sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
     if twice:
-        raise ValueError(f"the key {twice[0]!r:.80} stands twice")
+        raise ValueError(f"the key {twice[0]!r:.80} occurs twice")
     return dict(pairs)

@@ -1,8 +1,7 @@
 """The GPT-2 network. Module names equal those of a Hugging Face checkpoint, so that weights load by name.
 
-How a layer attends is not the network's business: it hands query, key and value of the new tokens to an `Attend`
-and takes what comes back. `FullAttention` sees the tokens of one call, `KVCache` also those of the calls before it,
-and an exporter may pass its own. Knows nothing of files, text or ONNX.
+Each layer passes query, key and value of the new tokens to an `Attend`, which computes the attention. `FullAttention`
+sees the tokens of one call; an exporter passes its own. Knows nothing of files, text or ONNX.
 """
 
 from __future__ import annotations
@@ -25,15 +24,18 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class Attend(Protocol):
-    """Causal attention of new tokens to themselves and, if it keeps any, to the tokens before them."""
+    """Causal attention of the new tokens to themselves, and to earlier tokens if the implementation keeps any."""
 
     def __call__(self, layer_index: int, qkv: Tensor, scale: float) -> Tensor:
-        """Map `qkv` (batch, seq, 3 × width; query, key, value side by side) to (batch, seq, width)."""
+        """Map `qkv`, (batch, seq, 3 × width) with query, key and value side by side, to (batch, seq, width).
+
+        `layer_index` counts from 0; `scale` is the factor on the query-key products.
+        """
         ...
 
 
 class FullAttention:
-    """Attend within one call: token i sees the tokens 0 to i."""
+    """Attend within one call: token i sees the tokens 0 to i. `dropout` is on the attention weights."""
 
     def __init__(self, n_head: int, dropout: float = 0.0) -> None:
         self.n_head = n_head
@@ -43,32 +45,6 @@ class FullAttention:
         query, key, value = split_heads(qkv, self.n_head)
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, dropout_p=self.dropout)
         return merge_heads(out)
-
-
-class KVCache:
-    """Attend to everything given since the cache was made; grows with each call.
-
-    One row of keys and values a layer and token, (batch, n_head, length, head_dim). Rows of a batch have equal length.
-    """
-
-    def __init__(self, n_head: int) -> None:
-        self.n_head = n_head
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-
-    @property
-    def length(self) -> int:
-        """The number of tokens held."""
-        return self._layers[0][0].shape[2] if self._layers else 0
-
-    def __call__(self, layer_index: int, qkv: Tensor, scale: float) -> Tensor:
-        query, key, value = split_heads(qkv, self.n_head)
-        if layer_index in self._layers:
-            past_key, past_value = self._layers[layer_index]
-            key, value = torch.cat((past_key, key), dim=2), torch.cat((past_value, value), dim=2)
-        self._layers[layer_index] = key, value
-        new, total = query.shape[2], key.shape[2]
-        visible = torch.ones(new, total, dtype=torch.bool, device=qkv.device).tril(total - new)
-        return merge_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale))
 
 
 def split_heads(qkv: Tensor, n_head: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,13 +60,13 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).reshape(batch, seq, n_head * head_dim)
 
 
-def pick(x: Tensor, places: Tensor | None) -> Tensor:
-    """Return the positions `places`, int64 (batch, count), of (batch, seq, width); all of them where that is None."""
-    return x if places is None else x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))
+def take_positions(x: Tensor, positions: Tensor | None) -> Tensor:
+    """Return (batch, count, width): the `positions`, int64 (batch, count), of (batch, seq, width); all if None."""
+    return x if positions is None else x.gather(1, positions[..., None].expand(-1, -1, x.shape[2]))
 
 
 class Conv1D(nn.Module):
-    """A linear layer whose weight is stored (in, out), the way GPT-2 checkpoints have it."""
+    """A linear layer whose weight is stored (in, out), as in GPT-2 checkpoints."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
@@ -110,10 +86,12 @@ class Attention(nn.Module):
         self.c_proj = Conv1D(config.n_embd, config.n_embd)
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
 
-    def forward(self, x: Tensor, attend: Attend, places: Tensor | None = None) -> Tensor:
-        """Map (batch, seq, n_embd) to (batch, seq, n_embd), or to the positions that pick() takes."""
+    def forward(self, x: Tensor, attend: Attend, positions: Tensor | None = None) -> Tensor:
+        """Map (batch, seq, n_embd) to (batch, seq, n_embd), or to the `positions` alone (see take_positions)."""
         qkv = self.c_attn(x)  # (batch, seq, 3 × n_embd)
-        out: Tensor = self.resid_dropout(self.c_proj(pick(attend(self.layer_index, qkv, self.scale), places)))
+        out: Tensor = self.resid_dropout(
+            self.c_proj(take_positions(attend(self.layer_index, qkv, self.scale), positions))
+        )
         return out
 
 
@@ -131,7 +109,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then MLP, each behind a LayerNorm and added to the residual stream (pre-norm)."""
+    """One layer: attention, then MLP, each after a LayerNorm and added to the residual stream (pre-norm)."""
 
     def __init__(self, config: GPTConfig, layer_index: int) -> None:
         super().__init__()
@@ -140,17 +118,17 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, attend: Attend, places: Tensor | None = None) -> Tensor:
-        """Map (batch, seq, n_embd) to the same, or to the positions that pick() takes: all are still attended to."""
-        x = pick(x, places) + self.attn(self.ln_1(x), attend, places)
+    def forward(self, x: Tensor, attend: Attend, positions: Tensor | None = None) -> Tensor:
+        """Map (batch, seq, n_embd) to (batch, seq, n_embd), or to the `positions` alone, which still see all tokens."""
+        x = take_positions(x, positions) + self.attn(self.ln_1(x), attend, positions)
         out: Tensor = x + self.mlp(self.ln_2(x))
         return out
 
 
 class GPT(nn.Module):
-    """GPT-2 with its language-model head, which is the token embedding itself (Radford et al. 2019).
+    """GPT-2 with its language-model head, which is the token embedding (Radford et al. 2019).
 
-    Weights are drawn as GPT-2's were: N(0, initializer_range), residual projections divided by √(2 n_layer),
+    Initial weights are those of GPT-2: N(0, initializer_range), residual projections divided by √(2 n_layer),
     biases 0, LayerNorm (1, 0).
     """
 
@@ -183,11 +161,11 @@ class GPT(nn.Module):
         attend: Attend | None = None,
         logit_positions: Tensor | None = None,
     ) -> Tensor:
-        """Return the logits of the next token.
+        """Return the logits of the next token, (batch, seq or logit_count, vocab_size).
 
-        `input_ids` and `position_ids` are int64 (batch, seq); positions count on from what a KVCache holds, else from
-        0, when not given. `logit_positions`, int64 (batch, logit_count), picks the places within seq whose logits are
-        computed (all when None). Result: (batch, seq or logit_count, vocab_size).
+        `input_ids` and `position_ids` are int64 (batch, seq); `position_ids` default to 0 to seq - 1. `attend` defaults
+        to FullAttention. `logit_positions`, int64 (batch, logit_count), are the indices within seq whose logits are
+        computed (default: all).
         """
         x = self.hidden(input_ids, position_ids, attend=attend, logit_positions=logit_positions)
         return F.linear(x, self.wte.weight)
@@ -200,16 +178,15 @@ class GPT(nn.Module):
         attend: Attend | None = None,
         logit_positions: Tensor | None = None,
     ) -> Tensor:
-        """Return what the head sees, (batch, seq or logit_count, n_embd); arguments as of forward()."""
+        """Return the input of the head, (batch, seq or logit_count, n_embd); arguments as in forward()."""
         if attend is None:
             attend = FullAttention(self.config.n_head, self.config.attn_pdrop if self.training else 0.0)
         if position_ids is None:
-            start = attend.length if isinstance(attend, KVCache) else 0
-            position_ids = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)
         x = self.drop(self.wte(input_ids) + self.wpe(position_ids))  # (batch, seq, n_embd)
         last = len(self.h) - 1
         for index, block in enumerate(self.h):
-            # Behind the last layer's attention, nothing is computed for a position whose logits nobody wants.
+            # After the last attention, only the positions whose logits are wanted are computed.
             x = block(x, attend, logit_positions if index == last else None)
         out: Tensor = self.ln_f(x)
         return out

@@ -1,4 +1,4 @@
-"""Weights between a Hugging Face GPT-2 folder (config.json and weight files) and a `GPT`. Knows no tokenizer."""
+"""Load a `GPT` from a Hugging Face GPT-2 folder (config.json and weight files), and save it. Knows no tokenizer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ortgpt_models.errors import ModelError
 from ortgpt_models.files import file_is_there, read_json_object
 from ortgpt_models.gpt import GPT
 from ortgpt_models.state_dict import HEADS, assemble_gpt, name_tensors
-from ortgpt_models.tensor_files import open_shards, open_tensor_file, shard_files
+from ortgpt_models.tensor_files import INDEX_SUFFIX, open_shards, open_tensor_file, shard_files
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-# Where the weights may be; the first that is there is read.
+# Files that may hold the weights, or list the files that do; the first one that exists is read.
 WEIGHTS_SOURCES = (
     WEIGHTS_FILE,
     "model.safetensors.index.json",
@@ -28,38 +28,37 @@ WEIGHTS_SOURCES = (
 )
 
 _PREFIX = "transformer."
-_INDEX_SUFFIX = ".index.json"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".ckpt", ".gguf")
 
 
 def load_config(folder: Path) -> GPTConfig:
-    """Read `folder`/config.json. Raises ModelError when it is missing, no JSON object or describes another network."""
+    """Read `folder`/config.json. Raises ModelError if it is missing, damaged or describes another network."""
     return GPTConfig.from_dict(_read_config(Path(folder)))
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the files that load_gpt reads the tensors of a Hugging Face folder from, in order.
 
-    Raises ModelError when there are none, or an index names files that are missing or outside the folder.
+    Raises ModelError if there are none, or if an index names files that are missing or outside the folder.
     """
     source = _find_source(Path(folder))
-    return shard_files(source) if source.name.endswith(_INDEX_SUFFIX) else [source]
+    return shard_files(source) if source.name.endswith(INDEX_SUFFIX) else [source]
 
 
 def load_gpt(folder: Path) -> GPT:
     """Load the network of a Hugging Face folder in float32, in evaluation mode.
 
-    The weights come from the first of WEIGHTS_SOURCES, in float32, float16 or bfloat16; float32 ones stay in the
-    mapped file. Raises ModelError naming every missing, unexpected and misshapen tensor at once; or every tensor that
-    holds NaN or infinity; or the head when it is not the token embedding.
+    The weights come from the first of WEIGHTS_SOURCES that exists, in float32, float16 or bfloat16; those in float32
+    stay in the mapped file. Raises ModelError naming every missing, unexpected and misshapen tensor; or every one that
+    holds NaN or infinity; or a stored head that differs from the token embedding.
     """
     folder = Path(folder)
     values = _read_config(folder)
     config = GPTConfig.from_dict(values)
     source = _find_source(folder)
-    stored = open_shards(source) if source.name.endswith(_INDEX_SUFFIX) else open_tensor_file(source)
+    stored = open_shards(source) if source.name.endswith(INDEX_SUFFIX) else open_tensor_file(source)
     tensors, faults = name_tensors(stored, re.compile(re.escape(_PREFIX)))
-    del stored  # a float16 copy in memory goes as it is widened
+    del stored  # so that each float16 tensor is freed once it is widened
     if values.get("tie_word_embeddings") is False and not any(name in tensors for name in HEADS):
         faults.append(
             f"missing {HEADS[0]}, which {CONFIG_FILE} says is there (tie_word_embeddings = false); "
@@ -72,7 +71,7 @@ def load_gpt(folder: Path) -> GPT:
 
 
 def save_gpt(gpt: GPT, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
-    """Write config.json and model.safetensors (weights in `dtype`) into an existing folder."""
+    """Write config.json and model.safetensors (weights in `dtype`) into an existing folder. Raises OSError."""
     config = gpt.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tensors = {_PREFIX + name: tensor.detach().to(dtype).contiguous() for name, tensor in gpt.state_dict().items()}
@@ -84,14 +83,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _find_source(folder: Path) -> Path:
-    """Return the weight file or index to read. Raises ModelError when the folder has none."""
+    """Return the weight file or index to read. Raises ModelError if the folder has none."""
     for name in WEIGHTS_SOURCES:
         if file_is_there(folder / name):
             return folder / name
     if not folder.is_dir():
-        raise ModelError(f"{folder} is no folder; expected a Hugging Face GPT-2 folder")
+        raise ModelError(f"{folder} is not a folder; expected a Hugging Face GPT-2 folder")
     others = sorted(path.name for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES)
     raise ModelError(
         f"no {', '.join(WEIGHTS_SOURCES[:-1])} or {WEIGHTS_SOURCES[-1]} in {folder} "
-        f"(weights found: {', '.join(others) or 'none'}); save_pretrained of `transformers` writes what is expected"
+        f"(weights found: {', '.join(others) or 'none'}); save_pretrained of `transformers` writes the expected files"
     )

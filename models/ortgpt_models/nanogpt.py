@@ -1,8 +1,8 @@
-"""Weights from a nanoGPT checkpoint (`ckpt.pt`, as its train.py writes it) to a `GPT`. Knows no tokenizer.
+"""Load a `GPT` from a nanoGPT checkpoint (`ckpt.pt`, as its train.py writes it). Knows no tokenizer.
 
-nanoGPT is GPT-2 with these differences (https://github.com/karpathy/nanoGPT, model.py): its linear layers store
-(out, in); with `bias=False` neither they nor the LayerNorms have a bias; the activation is exact GELU. Its vocabulary
-is commonly padded to 50,304 rows, which stay; it names no end-of-text.
+nanoGPT differs from GPT-2 as follows (https://github.com/karpathy/nanoGPT, model.py): linear layers store (out, in);
+with `bias=False`, neither linear layers nor LayerNorms have a bias; the activation is exact GELU. Its vocabulary is
+often padded to 50,304 rows, which are kept. It names no end-of-text token.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _PREFIX = re.compile(r"((_orig_mod|module)\.)*(transformer\.)?")  # torch.compil
 def load_nanogpt(path: Path, *, activation_function: str = "gelu") -> GPT:
     """Load the network of a nanoGPT `ckpt.pt` in float32, in evaluation mode, without bos and eos ids.
 
-    A checkpoint does not tell its activation: it is exact GELU ("gelu") except where nanoGPT's new_gelu of early 2023
-    trained it ("gelu_new"). Raises ModelError when the file needs code to be run, is of another kind, or has sizes or
-    tensors that do not fit, naming all of them.
+    A checkpoint does not state its activation: exact GELU ("gelu"), or, if it was trained before mid-2023, the tanh
+    approximation ("gelu_new"). Raises ModelError if the file would have to run code or is of another kind, or naming
+    every size and tensor that does not fit.
     """
     path = Path(path)
     model, args = _parts(path, load_torch_file(path, numpy_scalars=True))
@@ -58,11 +58,11 @@ def load_nanogpt(path: Path, *, activation_function: str = "gelu") -> GPT:
 
 
 def _parts(path: Path, checkpoint: Any) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Return `model` and `model_args` of a checkpoint. Raises ModelError when either is not there."""
-    found = checkpoint if isinstance(checkpoint, Mapping) else {}
-    model, args = found.get("model"), found.get("model_args")
+    """Return `model` and `model_args` of a checkpoint. Raises ModelError if either is missing."""
+    entries = checkpoint if isinstance(checkpoint, Mapping) else {}
+    model, args = entries.get("model"), entries.get("model_args")
     if not isinstance(model, Mapping) or not isinstance(args, Mapping):
-        keys = ", ".join(map(repr, found)) or "no keys"
+        keys = ", ".join(map(repr, entries)) or "no keys"
         kind = f"a mapping with {keys}" if isinstance(checkpoint, Mapping) else f"a {type(checkpoint).__name__}"
         raise ModelError(
             f"{path} holds {kind}; expected a nanoGPT checkpoint: 'model' (the state dict) and 'model_args' (its sizes)"
@@ -99,7 +99,7 @@ def _transpose_linear(gpt: GPT, tensors: dict[str, StoredTensor]) -> None:
 
 
 def _add_zero_biases(gpt: GPT, tensors: dict[str, StoredTensor]) -> list[str]:
-    """Add the biases that the network goes without, which are then zero; return those that are there all the same."""
+    """Add zero biases for a network without any; return a fault for each bias that is stored all the same."""
     shapes = {name: tuple(tensor.shape) for name, tensor in gpt.named_parameters() if name.endswith(".bias")}
     faults = [f"unexpected {tensors[name].key} (model_args has bias = False)" for name in shapes if name in tensors]
     for name, shape in shapes.items():

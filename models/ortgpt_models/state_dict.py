@@ -1,4 +1,4 @@
-"""From stored tensors to a network in float32: which is which, and whether they fit. Knows no file and no format."""
+"""Build a network in float32 from stored tensors: match names, check shapes. Knows no file and no format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ortgpt_models.errors import ModelError
 from ortgpt_models.gpt import GPT
 from ortgpt_models.tensor_files import StoredTensor, faults_of, is_finite
 
-# Names of the head, which is no parameter of ours: the newer, and that of the first DialoGPT files.
+# Names of a stored head, which is not a parameter of `GPT`: today's, and that of the first DialoGPT files.
 HEADS = ("lm_head.weight", "lm_head.decoder.weight")
 # Causal masks that old `transformers` and nanoGPT stored as buffers of each layer; the mask is not a weight.
 MASK_BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
@@ -22,27 +22,27 @@ MASK_BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 def name_tensors(
     tensors: Mapping[str, StoredTensor], prefix: re.Pattern[str]
 ) -> tuple[dict[str, StoredTensor], list[str]]:
-    """Return the tensors by the network's names, which are their keys without a leading `prefix`, and all faults.
+    """Return the tensors by their names in `GPT`, which are their keys without a leading `prefix`, and all faults.
 
-    Masks are left out. A fault is a name that two keys come to.
+    Masks are left out. A fault is a name that two keys share.
     """
     named: dict[str, StoredTensor] = {}
     faults = []
     for key, stored in tensors.items():
-        found = prefix.match(key)
-        name = key[found.end() :] if found else key
+        match = prefix.match(key)
+        name = key[match.end() :] if match else key
         if name in named:
-            faults.append(f"{name} is there twice, as {named[name].key} and {key}")
+            faults.append(f"{name} occurs twice, as {named[name].key} and {key}")
         if not MASK_BUFFERS.fullmatch(name):
             named[name] = stored
     return named, faults
 
 
 def assemble_gpt(config: GPTConfig, tensors: dict[str, StoredTensor], faults: Iterable[str] = ()) -> GPT:
-    """Build the network of `config` from `tensors` by its own names, in evaluation mode; `tensors` is used up.
+    """Build the network of `config` from `tensors` by name, in evaluation mode; `tensors` is empty afterwards.
 
-    Raises ModelError with `faults` and every missing, unexpected and misshapen tensor; then with every one that holds
-    NaN or infinity; then when a stored head is not the token embedding.
+    Raises ModelError with `faults` and every missing, unexpected and misshapen tensor; or else with every tensor that
+    holds NaN or infinity; or else if a stored head differs from the token embedding.
     """
     with torch.device("meta"):
         gpt = GPT(config)
@@ -72,7 +72,7 @@ def _misfits(shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Stored
 
 
 def _read(names: Iterable[str], tensors: dict[str, StoredTensor]) -> dict[str, Tensor]:
-    """Read the tensors, letting go of each as stored, so that no second copy of the network is ever whole."""
+    """Read the tensors, and drop each stored one, so that two whole copies never exist at once."""
     state = {}
     faults = []
     for name in names:

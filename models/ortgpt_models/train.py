@@ -1,7 +1,7 @@
 """Train a small GPT-2 from scratch on plain text, into a Hugging Face folder.
 
-One process, one corpus that fits in memory. Every random choice of step s follows from (seed, s) alone, so a training
-that was interrupted goes on exactly as it would have gone. Knows nothing of ONNX.
+One process, one corpus that fits in memory. Every random choice of step s depends on (seed, s) alone, so a training
+that resumes after an interruption gives the same weights as one that was never interrupted. Knows nothing of ONNX.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ortgpt_models.errors import ModelError
 from ortgpt_models.files import file_is_there
 from ortgpt_models.gpt import GPT
 from ortgpt_models.hf_checkpoint import save_gpt
+from ortgpt_models.progress import OnProgress, Progress
 
 END_OF_TEXT = "<|endoftext|>"
 RECORD_FILE = "training.json"
@@ -36,29 +37,43 @@ _ADAM_BETAS = (0.9, 0.95)
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Say how to train: the network's shape, then the optimisation (AdamW, warm-up, cosine to zero).
+    """Say how to train: the shape of the network, then the optimisation (AdamW, linear warm-up, cosine to zero).
 
-    `vocab_size` counts tokens including end-of-text, `n_positions` the context in tokens, `batch_size` contexts a step.
-    `dropout` acts on the embeddings and the residual branches. `bfloat16` runs the matrix products in bfloat16, which
-    is faster on CPUs that have it. Raises ModelError naming every field out of range.
+    Raises ModelError naming every field out of range.
     """
 
     n_layer: int = 6
+    """Layers."""
     n_head: int = 4
+    """Attention heads in each layer."""
     n_embd: int = 256
+    """Width of the residual stream, a multiple of `n_head`."""
     n_positions: int = 256
+    """Longest context, in tokens; each training window has this length."""
     vocab_size: int = 4096
+    """Tokens of the byte-level BPE, end-of-text included; 257 or more."""
     dropout: float = 0.1
+    """Dropout on the embeddings and the residual branches, from 0 to below 1."""
     steps: int = 2000
+    """Optimiser steps."""
     batch_size: int = 16
+    """Windows in each step."""
     learning_rate: float = 1.5e-3
+    """Learning rate after the warm-up, the largest one."""
     warmup_steps: int = 100
+    """Steps of linear warm-up."""
     weight_decay: float = 0.1
+    """Weight decay of the matrices; biases and LayerNorms have none."""
     clip_norm: float = 1.0
+    """Largest norm of the gradient; a longer gradient is scaled down to it."""
     seed: int = 0
+    """Seed of every random choice, from 0 to 2**32 - 1."""
     bfloat16: bool = False
+    """Multiply matrices in bfloat16, which is faster on CPUs that support it."""
     evaluate_every: int = 250
+    """Steps between two measurements on the held-out text."""
     save_every: int = 100
+    """Steps between two saved states."""
 
     def __post_init__(self) -> None:
         least = {"vocab_size": 257, "steps": 1, "batch_size": 1, "warmup_steps": 0, "seed": 0}
@@ -81,6 +96,7 @@ class Recipe:
         self.gpt_config(end_of_text_id=0)
 
     def gpt_config(self, *, end_of_text_id: int) -> GPTConfig:
+        """Return the configuration of the network to train."""
         return GPTConfig(
             vocab_size=self.vocab_size,
             n_positions=self.n_positions,
@@ -98,30 +114,26 @@ class Recipe:
         """Return the learning rate of `step` (counted from 0): linear warm-up, then half a cosine down to zero."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
-        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
-
-
-@dataclass(frozen=True)
-class Progress:
-    """One training step: `loss` in nats per token, `held_out` in bits per byte at steps that evaluate, else None."""
-
-    step: int
-    steps: int
-    loss: float
-    held_out: float | None
+        share = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token ids (int64) to train on and to measure on, and the size in bytes of the text measured on."""
+    """The text to train on and the text to measure on, as token ids."""
 
     tokenizer: ByteLevelBPETokenizer
+    """The byte-level BPE, trained on the part that is trained on."""
     train_ids: Tensor
+    """Token ids to train on, int64 (tokens,); end-of-text after each document."""
     held_out_ids: Tensor
+    """Token ids to measure on, int64 (1 + tokens,); the first is end-of-text."""
     held_out_bytes: int
+    """Size of the held-out text in UTF-8 bytes."""
     end_of_text_id: int
+    """The id of end-of-text."""
     sha256: str
+    """Digest of both texts: a training resumes only with the same ones."""
 
 
 def train(
@@ -130,14 +142,15 @@ def train(
     *,
     recipe: Recipe,
     held_out: Path | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: OnProgress = lambda progress: None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> float:
     """Train on UTF-8 text files and write the checkpoint folder `out`; return the held-out loss in bits per byte.
 
-    Without `held_out` the last 5% of the text is held out. State is saved beside `out` every `save_every` steps, and a
-    later call with the same recipe and texts goes on from there, and tells `on_note` so. Raises ModelError for text or
-    recipe that cannot serve and FileExistsError when `out` is already there.
+    Without `held_out`, the last 5% of the text is held out. `on_progress` counts steps; its activity is the loss, in
+    nats per token. `on_note` gets one line for each measurement on the held-out text, and one if the training resumes:
+    state is saved beside `out` every `save_every` steps, and a later call with the same recipe and texts starts from
+    it. Raises ModelError for texts or a recipe that cannot be trained with, FileExistsError if `out` exists.
     """
     refuse_existing(out)
     corpus = read_corpus(texts, held_out, recipe)
@@ -147,17 +160,18 @@ def train(
     state = _TrainingState(out, recipe, corpus.sha256)
     first_step = state.load(gpt, optimizer)
     if first_step:
-        on_note(f"goes on from step {first_step} of {recipe.steps}, as saved in {state.folder}")
+        on_note(f"resumes at step {first_step} of {recipe.steps}, as saved in {state.folder}")
     for step in range(first_step, recipe.steps):
         loss = _train_step(gpt, optimizer, corpus.train_ids, recipe, step)
         if not math.isfinite(loss):
             raise ModelError(f"loss became {loss} at step {step}; use a learning rate below {recipe.learning_rate}")
-        done = step + 1
-        if done % recipe.save_every == 0 and done < recipe.steps:
-            state.save(gpt, optimizer, done)
-        measure = done % recipe.evaluate_every == 0 and done < recipe.steps
-        bits = bits_per_byte(gpt, corpus, recipe.batch_size) if measure else None
-        on_progress(Progress(done, recipe.steps, loss, bits))
+        steps_done = step + 1
+        if steps_done % recipe.save_every == 0 and steps_done < recipe.steps:
+            state.save(gpt, optimizer, steps_done)
+        if steps_done % recipe.evaluate_every == 0 and steps_done < recipe.steps:
+            bits = bits_per_byte(gpt, corpus, recipe.batch_size)
+            on_note(f"step {steps_done}: held out {bits:.4f} bits per byte")
+        on_progress(Progress(f"loss {loss:.3f}", steps_done, recipe.steps))
     gpt.half().float()  # measure what is written: float16 weights
     bits = bits_per_byte(gpt, corpus, recipe.batch_size)
     _write_checkpoint(gpt, corpus, recipe, texts, held_out, bits, out)
@@ -166,7 +180,10 @@ def train(
 
 
 def read_corpus(texts: Sequence[Path], held_out: Path | None, recipe: Recipe) -> Corpus:
-    """Read the texts, train a byte-level BPE on the part that is trained on, and encode both parts."""
+    """Read the texts, train a byte-level BPE on the part to train on, and encode both parts.
+
+    Raises ModelError for a text that is empty, not UTF-8 or too short, or that holds end-of-text.
+    """
     documents = [_read_text(path) for path in texts]
     if held_out is None:
         documents, measured = _cut_off_end(documents)
@@ -178,16 +195,16 @@ def read_corpus(texts: Sequence[Path], held_out: Path | None, recipe: Recipe) ->
     )
     if tokenizer.get_vocab_size() != recipe.vocab_size:
         raise ModelError(
-            f"the text yields a vocabulary of only {tokenizer.get_vocab_size()} tokens, {recipe.vocab_size} were asked "
-            "for; use more text or a smaller vocab_size"
+            f"the text yields a vocabulary of only {tokenizer.get_vocab_size()} tokens, not {recipe.vocab_size}; "
+            "use more text or a smaller vocab_size"
         )
     end_of_text_id = tokenizer.encode(END_OF_TEXT).ids[0]
     train_ids = [token_id for text in documents for token_id in [*tokenizer.encode(text).ids, end_of_text_id]]
     held_out_ids = [end_of_text_id, *tokenizer.encode(measured).ids]
     if len(train_ids) <= recipe.n_positions or len(held_out_ids) < 2:
         raise ModelError(
-            f"{len(train_ids)} tokens to train on and {len(held_out_ids) - 1} held out are too few; "
-            f"needed are more than n_positions = {recipe.n_positions} and at least 1"
+            f"{len(train_ids)} tokens to train on and {len(held_out_ids) - 1} held out are too few "
+            f"(accepted: more than n_positions = {recipe.n_positions}, and 1 or more)"
         )
     digest = hashlib.sha256(json.dumps([documents, measured]).encode()).hexdigest()
     measured_bytes = len(measured.encode())
@@ -266,7 +283,7 @@ def _train_step(gpt: GPT, optimizer: torch.optim.Optimizer, ids: Tensor, recipe:
 
 
 class _TrainingState:
-    """The unfinished training of one checkpoint, kept in a folder beside it."""
+    """The state of an unfinished training, in a folder beside the checkpoint that it will write."""
 
     def __init__(self, out: Path, recipe: Recipe, corpus_sha256: str) -> None:
         self.folder = out.with_name(out.name + ".training")
@@ -274,7 +291,7 @@ class _TrainingState:
         self.identity = json.dumps({"recipe": asdict(recipe), "corpus": corpus_sha256}, sort_keys=True)
 
     def load(self, gpt: GPT, optimizer: torch.optim.Optimizer) -> int:
-        """Restore what was saved, if anything was; return the number of steps already done."""
+        """Restore the saved state, if there is one; return the number of steps done."""
         if not file_is_there(self.path):
             return 0
         try:
@@ -282,7 +299,7 @@ class _TrainingState:
             if state["identity"] != self.identity:
                 raise ModelError(
                     f"{self.folder} holds an unfinished training with another recipe or other texts; "
-                    "go on with the same ones, or remove it to start anew"
+                    "use the same ones, or remove it to start again"
                 )
             gpt.load_state_dict(state["gpt"])
             optimizer.load_state_dict(state["optimizer"])
@@ -290,7 +307,7 @@ class _TrainingState:
         except ModelError:
             raise
         except Exception as error:  # a damaged file makes torch raise many kinds
-            raise ModelError(f"{self.path} cannot be read ({error}); remove {self.folder} to start anew") from error
+            raise ModelError(f"{self.path} cannot be read ({error}); remove {self.folder} to start again") from error
 
     def save(self, gpt: GPT, optimizer: torch.optim.Optimizer, step: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

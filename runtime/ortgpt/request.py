@@ -22,7 +22,7 @@ from ortgpt.options.resolved import ResolvedOptions, sequence_seed
 from ortgpt.results import Piece, Timings
 from ortgpt.sampling.sampler import Sampler
 from ortgpt.sequence import Sequence as Continuation
-from ortgpt.sequence import Writer, text_until
+from ortgpt.sequence import text_until
 
 _CACHE_BYTES = 2**30  # of keys and values that the rows computed together take, unless the call says otherwise
 
@@ -153,7 +153,7 @@ class Request:
                 tokens = len(prompt.ids) + prompt.max_new_tokens
                 engine = self._assistant_engine(options.assistant_model)
                 row.draft = AssistantDraft(engine, options, row.sampler, prompt.ids, tokens)
-            sequences.append(Continuation(row, options, Writer(model.tokenizer, options.stop)))
+            sequences.append(Continuation(row, options, model.tokenizer))
         return sequences
 
     def _assistant_engine(self, assistant: Any) -> Engine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
 
 from ortgpt.decode.row import Row
 from ortgpt.options.resolved import ResolvedOptions
@@ -12,28 +11,47 @@ from ortgpt.text.detokenizer import StopMatcher, TextStream
 from ortgpt.text.tokenizer import Tokenizer
 
 
-@dataclass
 class Sequence:
-    """One continuation. `update()` takes the row's newest token; the text that is ready is taken once."""
+    """One continuation of a prompt. Text that may begin a stop string is held until it does not."""
 
-    row: Row
-    options: ResolvedOptions
-    writer: Writer
-    timings: Timings = field(default_factory=Timings)
-    prompt_logprobs: list[TokenLogprob] | None = None
-    score: float | None = None
-    _streamed: int = 0
+    def __init__(self, row: Row, options: ResolvedOptions, tokenizer: Tokenizer) -> None:
+        self.row = row
+        self.options = options
+        self.timings = Timings()
+        self.prompt_logprobs: list[TokenLogprob] | None = None
+        self.score: float | None = None
+        self._stream = TextStream(tokenizer)
+        self._matcher = StopMatcher(options.stop)
+        self._ready: list[str] = []  # the text that was not taken yet
+        self._streamed = 0  # the ids of the pieces that were taken
 
     def update(self) -> None:
         """Turn the row's newest token into text; a stop string that it completes ends the row."""
-        self.writer.update(self.row)
+        row = self.row
+        if row.token_ids[-1] not in row.eos_token_ids:
+            self._push(self._stream.push(row.token_ids[-1]))
+        if row.finish_reason is not None and not isinstance(row.stop_reason, str):
+            self._push(self._stream.finish())
+        if row.finish_reason is not None and not isinstance(row.stop_reason, str):
+            self._ready.append(self._matcher.finish())
+
+    def _push(self, text: str) -> None:
+        ready, stop = self._matcher.push(text)
+        self._ready.append(ready)
+        if stop is not None:
+            self.row.finish_reason, self.row.stop_reason = "stop", stop
+
+    def _take(self) -> str:
+        text = "".join(self._ready)
+        self._ready.clear()
+        return text
 
     def completion(self) -> Completion:
         """Return the continuation after it has ended."""
         row = self.row
         assert row.finish_reason is not None, "a sequence that was run has ended"
         return Completion(
-            text=self.writer.take(),
+            text=self._take(),
             token_ids=row.token_ids,
             finish_reason=row.finish_reason,
             stop_reason=row.stop_reason,
@@ -46,7 +64,7 @@ class Sequence:
 
     def piece(self) -> Piece | None:
         """Return the text that came since the last piece; None if there is none and the sequence has not ended."""
-        row, text, begin = self.row, self.writer.take(), self._streamed
+        row, text, begin = self.row, self._take(), self._streamed
         if not text and not row.finish_reason:
             return None
         self._streamed = len(row.token_ids)
@@ -57,36 +75,6 @@ class Sequence:
             stop_reason=row.stop_reason,
             logprobs=None if row.logprobs is None else row.token_logprobs[begin:],
         )
-
-
-class Writer:
-    """Turns one row's tokens into text. Text that may begin a stop string is held until it does not."""
-
-    def __init__(self, tokenizer: Tokenizer, stops: Several[str]) -> None:
-        self._stream = TextStream(tokenizer)
-        self._matcher = StopMatcher(stops)
-        self._ready: list[str] = []
-
-    def update(self, row: Row) -> None:
-        """Take the row's newest token."""
-        if row.token_ids[-1] not in row.eos_token_ids:
-            self._feed(self._stream.push(row.token_ids[-1]), row)
-        if row.finish_reason is not None and not isinstance(row.stop_reason, str):
-            self._feed(self._stream.finish(), row)
-        if row.finish_reason is not None and not isinstance(row.stop_reason, str):
-            self._ready.append(self._matcher.finish())
-
-    def _feed(self, text: str, row: Row) -> None:
-        ready, stop = self._matcher.push(text)
-        self._ready.append(ready)
-        if stop is not None:
-            row.finish_reason, row.stop_reason = "stop", stop
-
-    def take(self) -> str:
-        """Return the text that is ready, once."""
-        text = "".join(self._ready)
-        self._ready.clear()
-        return text
 
 
 def text_until(tokenizer: Tokenizer, token_ids: Several[int], stops: Several[str]) -> tuple[str, str | None]:

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from ortgpt_models import GPT, GPTConfig, KVCache
+from ortgpt_models import GPT, GPTConfig
+from ortgpt_models.gpt import merge_heads, split_heads
 from support import random_model
 
 SHAPES: list[dict[str, Any]] = [
@@ -16,6 +19,33 @@ SHAPES: list[dict[str, Any]] = [
      "scale_attn_weights": False},
     {"vocab_size": 90, "n_positions": 48, "n_embd": 42, "n_layer": 4, "n_head": 3, "activation_function": "silu"},
 ]  # fmt: skip
+
+
+class KVCache:
+    """Attention to every token since the cache was made; rows of a batch have equal length."""
+
+    def __init__(self, n_head: int) -> None:
+        self.n_head = n_head
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # key and value, (batch, n_head, length, head_dim)
+
+    def __call__(self, layer_index: int, qkv: Tensor, scale: float) -> Tensor:
+        query, key, value = split_heads(qkv, self.n_head)
+        if layer_index in self.layers:
+            past_key, past_value = self.layers[layer_index]
+            key, value = torch.cat((past_key, key), dim=2), torch.cat((past_value, value), dim=2)
+        self.layers[layer_index] = key, value
+        new, total = query.shape[2], key.shape[2]
+        visible = torch.ones(new, total, dtype=torch.bool).tril(total - new)
+        return merge_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale))
+
+
+def in_chunks(gpt: GPT, ids: Tensor, ends: tuple[int, ...]) -> Tensor:
+    """Return the logits of `ids` in calls that end at `ends`, each after the cache of the calls before it."""
+    cache = KVCache(gpt.config.n_head)
+    chunks = []
+    for start, end in zip((0, *ends[:-1]), ends, strict=True):
+        chunks.append(gpt(ids[:, start:end], torch.arange(start, end), attend=cache))
+    return torch.cat(chunks, dim=1)
 
 
 def make_pair(shape: dict[str, Any]) -> tuple[GPT, Any]:
@@ -39,33 +69,24 @@ def test_logits_equal_those_of_transformers(shape: dict[str, Any]) -> None:
 def test_cached_steps_equal_full_recomputation(shape: dict[str, Any]) -> None:
     gpt, _ = make_pair(shape)
     ids = torch.randint(shape["vocab_size"], (2, 30))
-    cache = KVCache(shape["n_head"])
-    found = gpt(ids[:, :7], attend=cache)
-    assert (found - gpt(ids[:, :7])).abs().max() <= 1e-4
-    for end in range(8, 31):
-        step = gpt(ids[:, end - 1 : end], attend=cache)
-        assert cache.length == end
-        assert (step[:, -1] - gpt(ids[:, :end])[:, -1]).abs().max() <= 1e-4
+    assert (in_chunks(gpt, ids, tuple(range(7, 31))) - gpt(ids)).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("cuts", [(1, 2, 30), (11, 12, 29, 30), (29, 30)])
+@pytest.mark.parametrize("ends", [(1, 2, 30), (11, 12, 29, 30), (29, 30)])
 @torch.no_grad()
-def test_prefill_in_pieces_equals_full_recomputation(cuts: tuple[int, ...]) -> None:
+def test_a_prompt_in_chunks_equals_full_recomputation(ends: tuple[int, ...]) -> None:
     gpt, _ = make_pair(SHAPES[0])
     ids = torch.randint(101, (2, 30))
-    cache = KVCache(4)
-    starts = (0, *cuts[:-1])
-    pieces = [gpt(ids[:, start:end], attend=cache) for start, end in zip(starts, cuts, strict=True)]
-    assert (torch.cat(pieces, dim=1) - gpt(ids)).abs().max() <= 1e-4
+    assert (in_chunks(gpt, ids, ends) - gpt(ids)).abs().max() <= 1e-4
 
 
 @torch.no_grad()
-def test_logit_positions_pick_from_all_logits() -> None:
+def test_logit_positions_select_from_all_logits() -> None:
     gpt, _ = make_pair(SHAPES[0])
     ids = torch.randint(101, (2, 9))
-    places = torch.tensor([[0, 8, 3], [5, 5, 1]])
-    expected = gpt(ids)[torch.arange(2)[:, None], places]
-    torch.testing.assert_close(gpt(ids, logit_positions=places), expected)
+    positions = torch.tensor([[0, 8, 3], [5, 5, 1]])
+    expected = gpt(ids)[torch.arange(2)[:, None], positions]
+    torch.testing.assert_close(gpt(ids, logit_positions=positions), expected)
 
 
 @torch.no_grad()

@@ -60,9 +60,9 @@ def test_names_without_prefix_and_with_old_mask_buffers(folder: Path) -> None:
         return plain | masks | masked
 
     rewrite(folder, to_openai)
-    found = load_gpt(folder).state_dict()
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    state = load_gpt(folder).state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -105,7 +105,7 @@ def test_a_head_equal_to_the_embedding_is_taken_and_another_refused(folder: Path
 
 def test_a_tensor_with_and_without_prefix_is_a_fault(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors | {"ln_f.bias": torch.ones(48)})
-    with pytest.raises(ModelError, match=r"ln_f\.bias is there twice, as .*transformer\.ln_f\.bias"):
+    with pytest.raises(ModelError, match=r"ln_f\.bias occurs twice, as .*transformer\.ln_f\.bias"):
         load_gpt(folder)
 
 
@@ -119,7 +119,7 @@ def test_missing_and_damaged_files(folder: Path, tmp_path: Path) -> None:
     for call in (load_gpt, weight_files):
         with pytest.raises(ModelError, match=r"no model\.safetensors, .*found: weights\.h5"):
             call(folder)
-    with pytest.raises(ModelError, match="is no folder"):
+    with pytest.raises(ModelError, match="is not a folder"):
         weight_files(folder / "nowhere")
     for text, reason in (("{", "not valid JSON"), ("[1]", "JSON list"), ("[" * 100_000, "not valid JSON")):
         (folder / "config.json").write_text(text)
@@ -190,9 +190,9 @@ def test_shards_written_by_transformers(tmp_path: Path) -> None:
 def test_a_bin_file(folder: Path, dtype: torch.dtype, legacy: bool) -> None:
     stored = write_bin(folder, lambda state: {key: value.to(dtype) for key, value in state.items()}, legacy=legacy)
     assert weight_files(folder) == [folder / "pytorch_model.bin"]
-    found = load_gpt(folder).state_dict()
-    assert found.keys() == {key.removeprefix("transformer.") for key in stored}
-    assert all(torch.equal(found[key.removeprefix("transformer.")], value.float()) for key, value in stored.items())
+    state = load_gpt(folder).state_dict()
+    assert state.keys() == {key.removeprefix("transformer.") for key in stored}
+    assert all(torch.equal(state[key.removeprefix("transformer.")], value.float()) for key, value in stored.items())
     assert_same_as_transformers(folder)
 
 
@@ -200,8 +200,8 @@ def test_shards_of_bin_files(folder: Path) -> None:
     expected = load_gpt(folder).state_dict()
     names = set(shard(folder, "bin").values())
     assert weight_files(folder) == [folder / name for name in sorted(names)]
-    found = load_gpt(folder).state_dict()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    state = load_gpt(folder).state_dict()
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
     assert_same_as_transformers(folder)
 
 

@@ -178,7 +178,7 @@ def test_every_fault_of_the_tensors_is_named_at_once(tmp_path: Path) -> None:
         "transformer.h.2.attn.c_attn.weight has shape (48, 144), expected (144, 48)",
         "transformer.h.0.mlp.c_fc.bias has dtype int32",
         "unexpected transformer.h.3.ln_1.weight",
-        "ln_f.weight is there twice, as transformer.ln_f.weight and module.transformer.ln_f.weight",
+        "ln_f.weight occurs twice, as transformer.ln_f.weight and module.transformer.ln_f.weight",
     ):
         assert part in str(caught.value)
 
@@ -211,7 +211,7 @@ def test_unusable_model_args_are_named_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "description"),
     [
         ({"state_dict": {}, "model": {}}, "'state_dict', 'model'"),
         ({"model": {}, "model_args": 3}, "'model', 'model_args'"),
@@ -220,10 +220,10 @@ def test_unusable_model_args_are_named_at_once(tmp_path: Path) -> None:
         (torch.ones(2), "a Tensor"),
     ],
 )
-def test_files_of_another_kind_are_refused(tmp_path: Path, content: Any, found: str) -> None:
+def test_files_of_another_kind_are_refused(tmp_path: Path, content: Any, description: str) -> None:
     path = tmp_path / "ckpt.pt"
     torch.save(content, path)
-    with pytest.raises(ModelError, match=rf"holds .*{found}.*expected a nanoGPT checkpoint"):
+    with pytest.raises(ModelError, match=rf"holds .*{description}.*expected a nanoGPT checkpoint"):
         load_nanogpt(path)
 
 
@@ -245,6 +245,6 @@ class Hostile:
 def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     state = make().state_dict()
     path = write(tmp_path / "ckpt.pt", state | {"x": Hostile(tmp_path / "trap")})
-    with pytest.raises(ModelError, match=r"asks for posix\.mkdir beside its tensors; no code out of a pickle"):
+    with pytest.raises(ModelError, match=r"asks for posix\.mkdir beside its tensors; code in a pickle is never run"):
         load_nanogpt(path)
     assert not (tmp_path / "trap").exists()

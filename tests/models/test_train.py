@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from ortgpt_models import GPT, ModelError, load_gpt
-from ortgpt_models.train import Progress, Recipe, bits_per_byte, read_corpus, train
+from ortgpt_models.progress import Progress
+from ortgpt_models.train import Recipe, bits_per_byte, read_corpus, train
 from support import TEXT
 
 RECIPE = Recipe(
@@ -30,14 +32,25 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
+def loss_of(progress: Progress) -> float:
+    return float(progress.activity.removeprefix("loss "))
+
+
 def test_training_learns_and_writes_a_hugging_face_folder(text: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
+    notes: list[str] = []
     out = tmp_path / "out"
     recipe = Recipe(**(vars(RECIPE) | {"steps": 200, "learning_rate": 1e-2}))
-    bits = train([text], out, recipe=recipe, on_progress=seen.append)
-    assert [progress.step for progress in seen] == list(range(1, 201))
-    assert seen[0].loss == pytest.approx(math.log(300), rel=0.02)  # nothing is known at first
-    assert seen[-1].loss < 0.7 * seen[0].loss
+    bits = train([text], out, recipe=recipe, on_progress=seen.append, on_note=notes.append)
+    assert [(progress.done, progress.total) for progress in seen] == [(step, 200) for step in range(1, 201)]
+    losses = [loss_of(progress) for progress in seen]
+    assert losses[0] == pytest.approx(math.log(300), rel=0.02)  # all tokens are equally likely at first
+    assert losses[-1] < 0.7 * losses[0]
+    lines = [re.fullmatch(r"step (\d+): held out (\d\.\d{4}) bits per byte", note) for note in notes]
+    assert [int(line[1]) for line in lines if line] == list(range(6, 200, 6))
+    measured = [float(line[2]) for line in lines if line]
+    assert bits < 0.9 * measured[0]
+    assert measured[-1] == pytest.approx(bits, rel=0.02)
     assert sorted(path.name for path in out.iterdir()) == [
         "config.json", "merges.txt", "model.safetensors", "training.json", "vocab.json",
     ]  # fmt: skip
@@ -51,12 +64,12 @@ def test_training_learns_and_writes_a_hugging_face_folder(text: Path, tmp_path: 
         assert (theirs(ids).logits - load_gpt(out)(ids)).abs().max() <= 1e-4
 
 
-def test_an_interrupted_training_goes_on_as_if_it_had_not_been(text: Path, tmp_path: Path) -> None:
+def test_an_interrupted_training_resumes_to_the_same_weights(text: Path, tmp_path: Path) -> None:
     whole: list[float] = []
-    train([text], tmp_path / "whole", recipe=RECIPE, on_progress=lambda progress: whole.append(progress.loss))
+    train([text], tmp_path / "whole", recipe=RECIPE, on_progress=lambda progress: whole.append(loss_of(progress)))
 
     def interrupt(progress: Progress) -> None:
-        if progress.step == 10:
+        if progress.done == 10:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -65,16 +78,16 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(text: Path, tmp_p
     resumed: list[Progress] = []
     notes: list[str] = []
     train([text], tmp_path / "parts", recipe=RECIPE, on_progress=resumed.append, on_note=notes.append)
-    assert notes == [f"goes on from step 8 of 12, as saved in {tmp_path / 'parts.training'}"]
-    assert [progress.step for progress in resumed] == [9, 10, 11, 12]
-    assert [progress.loss for progress in resumed] == whole[8:]
+    assert notes == [f"resumes at step 8 of 12, as saved in {tmp_path / 'parts.training'}"]
+    assert [progress.done for progress in resumed] == [9, 10, 11, 12]
+    assert [loss_of(progress) for progress in resumed] == whole[8:]
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_a_state_of_another_recipe_or_text_is_not_continued(text: Path, tmp_path: Path) -> None:
+def test_a_state_of_another_recipe_or_text_is_refused(text: Path, tmp_path: Path) -> None:
     def interrupt(progress: Progress) -> None:
-        if progress.step == 5:
+        if progress.done == 5:
             raise KeyboardInterrupt
 
     out = tmp_path / "out"
@@ -134,7 +147,7 @@ def test_a_full_disk_is_an_os_error_and_leaves_no_state(text: Path, tmp_path: Pa
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-        "from ortgpt.cli import main; main(sys.argv[1:])"
+        "from ortgpt.cli.main import main; main(sys.argv[1:])"
     )
     shape = ["--n-layer", "1", "--n-head", "2", "--n-embd", "32", "--n-positions", "16", "--vocab-size", "300"]
     for every in ("1", "9"):  # a state is too large, or the checkpoint is

@@ -1,4 +1,4 @@
-"""A short run of tests/fuzz/run.py: damaged bundles are refused by an error of the package, or read as they were."""
+"""A short run of checks/fuzz/run.py: damaged bundles are refused with an error of the package, or read as before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 import ortgpt
 from fuzz.mutations import TEXT_FILES
-from fuzz.run import ACCEPTED, FAULT, Reader, Report, try_bundles, try_files
+from fuzz.reader import ACCEPTED, FINDING, Reader
+from fuzz.run import Report, try_bundles, try_files
 
 
 @pytest.fixture(scope="module")
@@ -38,29 +39,29 @@ def test_mutated_bundles(reader: Reader, small_bundle: Path, small_portable: ort
     assert report.count("BundleError") > 5
 
 
-def test_what_is_no_answer_of_the_reader_is_a_finding() -> None:
+def test_an_unexpected_answer_is_a_finding() -> None:
     report = Report()
-    for expected, found in (
-        ("any", (FAULT, "bundle.py:1 f(): KeyError: 'x'")),
+    for expected, answer in (
+        ("any", (FINDING, "bundle.py:1 f(): KeyError: 'x'")),
         ("refused", (ACCEPTED, "[1]")),
         ("same", (ACCEPTED, "[2]")),
     ):
-        assert report.note("kind", "seed 1", expected, "[1]", found)
-    for expected, found in (("any", (ACCEPTED, "[2]")), ("same", (ACCEPTED, "[1]")), ("refused", ("BundleError", ""))):
-        assert report.note("kind", "seed 1", expected, "[1]", found) is None
-    assert len(report.findings) == report.count(FAULT) == 3
+        assert report.note("kind", "seed 1", expected, "[1]", answer)
+    for expected, answer in (("any", (ACCEPTED, "[2]")), ("same", (ACCEPTED, "[1]")), ("refused", ("BundleError", ""))):
+        assert report.note("kind", "seed 1", expected, "[1]", answer) is None
+    assert len(report.findings) == report.count(FINDING) == 3
 
 
 def test_a_process_that_dies_is_named_and_replaced(small_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuzz.run.LIMIT_S", 0.0)
+    monkeypatch.setattr("fuzz.reader.LIMIT_S", 0.0)
     reader = Reader()
     try:
-        assert reader.ask("bundle", small_bundle) == (FAULT, "no answer in 0 s")
+        assert reader.ask("bundle", small_bundle) == (FINDING, "no answer in 0 s")
         monkeypatch.undo()
         assert reader.ask("bundle", small_bundle)[0] == ACCEPTED
         assert reader.pid is not None
         os.kill(reader.pid, signal.SIGKILL)
-        assert reader.ask("bundle", small_bundle) == (FAULT, "the process died: SIGKILL")
+        assert reader.ask("bundle", small_bundle) == (FINDING, "the process died: SIGKILL")
         assert reader.ask("bundle", small_bundle)[0] == ACCEPTED
     finally:
         reader.close()

@@ -13,7 +13,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ortgpt.contract import File
 from ortgpt_exporter.checkpoint.lora import ADAPTER_CONFIG_FILE, ADAPTER_FILES
 from ortgpt_exporter.checkpoint.tokenizer_files import ADDED_TOKENS_JSON
 from ortgpt_exporter.errors import ExportError
+from ortgpt_models.errors import ModelError
 from ortgpt_models.hf_checkpoint import CONFIG_FILE, WEIGHTS_SOURCES
 from ortgpt_models.progress import OnProgress, Progress
 from ortgpt_models.tensor_files import INDEX_SUFFIX, read_weight_map
@@ -33,7 +34,9 @@ _FILE_ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".json", ".git"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S = 10.0
 _REPORT_EVERY_S = 0.1
-_GO_ONLINE = "run once with network and without HF_HUB_OFFLINE to download it, or set HF_HUB_CACHE to the cache that has it"
+_GO_ONLINE = (
+    "run once with network and without HF_HUB_OFFLINE to download it, or set HF_HUB_CACHE to the cache that has it"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,24 +101,28 @@ def download(
 
     `revision` is a branch (default: `main`), a tag or a commit hash. Files that the cache has are not downloaded again.
     Offline, or if the hub does not answer, the cached snapshot serves. `on_progress` counts bytes; it is called in the
-    caller's thread, and an exception that it raises ends the download. Raises ExportError, one line for each failure,
-    or ModelError for a damaged index of shards.
+    caller's thread, and an exception that it raises ends the download. Raises ExportError, one line for each failure.
     """
+    import httpx2
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError
+
     if revision is not None and not revision.strip():
         raise ExportError("the revision is empty (accepted: a branch, a tag or a commit hash of the repository)")
-    with _quiet(), _one_line_errors(repo_id, revision):
-        from huggingface_hub import constants
-
+    with _one_line_errors(repo_id, revision):
         if constants.is_offline_mode():
             return _cached(repo_id, revision, part)
         try:
             commit, sizes = _list_files(repo_id, revision)
-        except OSError as error:
-            if not _is_silence(error):
+        except httpx2.HTTPError as error:
+            refused = isinstance(error, HfHubHTTPError) and error.response.status_code < 500
+            if refused or isinstance(error, httpx2.LocalProtocolError):  # the latter: a token with odd characters
                 raise
             with contextlib.suppress(_NotCachedError):
                 cached = _cached(repo_id, revision, part)
-                note = f"{constants.ENDPOINT} did not answer; {repo_id} was taken from the cache, commit {cached.commit}"
+                note = (
+                    f"{constants.ENDPOINT} did not answer; {repo_id} was taken from the cache, commit {cached.commit}"
+                )
                 return replace(cached, notes=(note,))
             raise
         return _fetch(repo_id, revision, part, commit, sizes, on_progress)
@@ -125,49 +132,41 @@ def _list_files(repo_id: str, revision: str | None) -> tuple[str, dict[str, int]
     """Return the commit hash of a revision, and the size in bytes of each of its files."""
     from huggingface_hub import HfApi
 
-    info = HfApi(library_name="ortgpt").model_info(repo_id, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
+    api = HfApi(library_name="ortgpt")
+    info = api.model_info(repo_id, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
     if info.sha is None or info.siblings is None:
-        raise KeyError("sha or siblings")
+        raise KeyError("sha or siblings")  # like any other answer that is not a hub's
     return info.sha, {file.rfilename: file.size or 0 for file in info.siblings}
-
-
-def _is_silence(error: Exception) -> bool:
-    """Tell whether an error means that the hub did not answer; a refusal is an answer."""
-    import httpx2
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if isinstance(error, HfHubHTTPError):
-        return error.response.status_code >= 500
-    return isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.LocalProtocolError)
 
 
 def _fetch(
     repo_id: str, revision: str | None, part: Part, commit: str, sizes: dict[str, int], on_progress: OnProgress
 ) -> Snapshot:
-    """Download what `part` needs of the files that `commit` has; `sizes` are theirs in bytes."""
+    """Download the files of `part`; `sizes` has the size in bytes of each file of `commit`."""
     from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 
     counter = _ByteCounter()
 
     def snapshot(names: list[str]) -> Path:
-        patterns = [glob.escape(name) for name in names]
-        # One file after the other, so that an error or Ctrl-C leaves one unfinished file at most. The revision goes by
-        # its name, so that the cache remembers which commit it is.
-        return Path(
-            snapshot_download(
-                repo_id, revision=revision, allow_patterns=patterns, library_name="ortgpt", max_workers=1,
-                tqdm_class=counter.bar_class(),
-            )
-        )  # fmt: skip
+        # The revision goes by its name, so that the cache remembers which commit it is. With one worker, an error or
+        # Ctrl-C ends the download with the file that is on its way.
+        folder = snapshot_download(
+            repo_id,
+            revision=revision,
+            allow_patterns=[glob.escape(name) for name in names],
+            library_name="ortgpt",
+            max_workers=1,
+            tqdm_class=counter.bar_class(),
+        )
+        return Path(folder)
 
-    where = f"{repo_id} on {constants.ENDPOINT}"
-    names = _choose(sizes, part, where)
-    index = next((name for name in names if name.endswith(INDEX_SUFFIX)), None)
-    if index is not None:
-        names += _shards(snapshot([index]) / index, sizes, where)
-    cached = [name for name in names if isinstance(try_to_load_from_cache(repo_id, name, revision=commit), str)]
-    counter.done = sum(sizes[name] for name in cached)
+    place = f"{repo_id} on {constants.ENDPOINT}"
+    names = _choose(sizes, part, place)
+    if names[-1].endswith(INDEX_SUFFIX):
+        names += _shards(snapshot(names[-1:]) / names[-1], sizes, place)
     total = sum(sizes[name] for name in names)
+    cached = (name for name in names if isinstance(try_to_load_from_cache(repo_id, name, revision=commit), str))
+    counter.done = sum(sizes[name] for name in cached)
     activity = f"downloading {repo_id}, {total / 1e6:,.1f} MB"
     folder = counter.run(
         lambda: snapshot(names), lambda done: on_progress(Progress(activity, min(done, total), max(total, 1)))
@@ -178,50 +177,43 @@ def _fetch(
     return Snapshot(folder, commit)
 
 
-def _cached(repo_id: str, revision: str | None, part: Part, *, with_tokenizer: bool = False) -> Snapshot:
-    """Return the snapshot that the cache holds. Raises _NotCachedError if it lacks what is needed.
-
-    A checkpoint need not have a tokenizer, but the cache may lack one that the repository has: `with_tokenizer` wants
-    one.
-    """
+def _cached(repo_id: str, revision: str | None, part: Part) -> Snapshot:
+    """Return the snapshot that the cache holds. Raises _NotCachedError if it lacks what is needed."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    where = f"{repo_id}{f' at {revision}' if revision else ''} in the cache {constants.HF_HUB_CACHE}"
+    place = f"{repo_id}{f' at {revision}' if revision else ''} in the cache {constants.HF_HUB_CACHE}"
     try:
         folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True, allow_patterns=[]))
         names = {file.name for file in folder.iterdir() if file.is_file()}
-        chosen = _choose(names, part, where)
-        for name in chosen:
-            if name.endswith(INDEX_SUFFIX):
-                _shards(folder / name, names, where)
+        source = _choose(names, part, place)[-1]
+        if source.endswith(INDEX_SUFFIX):
+            _shards(folder / source, names, place)
     except LocalEntryNotFoundError:
-        raise _NotCachedError(f"{repo_id} is not a folder here, and not in the cache: no {where}; {_GO_ONLINE}") from None
+        raise _NotCachedError(f"{repo_id} is not a folder here, and there is no {place}; {_GO_ONLINE}") from None
     except ExportError as error:
         raise _NotCachedError(f"{error}; {_GO_ONLINE}") from None
-    if with_tokenizer and not names & set(TOKENIZER.one_of):
-        raise _NotCachedError(f"{where} has no tokenizer; {_GO_ONLINE}")
     return Snapshot(folder, folder.name)
 
 
-def _choose(names: Collection[str], part: Part, where: str) -> list[str]:
-    """Return the files to take from `names`. Raises ExportError naming what is missing."""
-    first = next((name for name in part.one_of if name in names), None)
+def _choose(names: Collection[str], part: Part, place: str) -> list[str]:
+    """Return the files to take from `names`, that of `part.one_of` last. Raises ExportError naming what is missing."""
+    source = next((name for name in part.one_of if name in names), None)
     missing = [name for name in part.required if name not in names]
-    if first is None:
+    if source is None:
         missing.append(" or ".join(part.one_of))
-    if missing or first is None:
+    if missing or source is None:
         others = ", ".join(sorted(name for name in names if "/" not in name and not name.startswith("."))[:12])
-        raise ExportError(f"{where} has no {', no '.join(missing)} (found: {others or 'nothing'})")
-    return [*(name for name in (*part.required, *part.optional) if name in names and name != first), first]
+        raise ExportError(f"{place} has no {', no '.join(missing)} (found: {others or 'nothing'})")
+    return [*(name for name in (*part.required, *part.optional) if name in names and name != source), source]
 
 
-def _shards(index: Path, names: Collection[str], where: str) -> list[str]:
+def _shards(index: Path, names: Collection[str], place: str) -> list[str]:
     """Return the files that an index lists. Raises ExportError for one that is not in `names`."""
     shards = sorted(set(read_weight_map(index).values()))
     missing = [name for name in shards if name not in names]
     if missing:
-        raise ExportError(f"{where} lacks {', '.join(missing[:5])}, which its {index.name} lists")
+        raise ExportError(f"{place} lacks {', '.join(missing[:5])}, which its {index.name} lists")
     return shards
 
 
@@ -230,133 +222,114 @@ class _ByteCounter:
 
     def __init__(self) -> None:
         self.done = 0
-        self._stopped = False
+        self.stopped = False
 
     def run(self, job: Callable[[], Path], report: Callable[[int], None]) -> Path:
-        """Return what `job` returns; meanwhile call `report` in this thread with the bytes done."""
+        """Return what `job` returns; while it runs, call `report` in this thread with the bytes done."""
         with ThreadPoolExecutor(1) as pool:
-            future: Future[Path] = pool.submit(job)
+            future = pool.submit(job)
             try:
                 while not future.done():
                     report(self.done)
                     wait([future], _REPORT_EVERY_S)
             except BaseException:
-                self._stopped = True
+                self.stopped = True
                 raise
         return future.result()
 
     def bar_class(self) -> Any:
-        """Return a class of tqdm bars that show nothing: the bar of bytes written adds to this counter."""
-        from huggingface_hub.utils import tqdm
+        """Return a class of tqdm bars that show nothing; the bar of bytes written adds to this counter."""
+        from huggingface_hub.utils.tqdm import tqdm
 
         counter = self
 
         class Bar(tqdm):
             def __init__(self, *args: Any, name: str | None = None, **settings: Any) -> None:
-                super().__init__(*args, **settings | {"disable": True})
-                self._counts_bytes = name == "huggingface_hub.snapshot_download"
+                super().__init__(*args, **settings | {"disable": True})  # type: ignore[no-untyped-call]  # tqdm has no types
+                self.counts_bytes = name == "huggingface_hub.snapshot_download"
 
             def update(self, n: float | None = 1) -> None:
-                if counter._stopped:
+                if counter.stopped:
                     raise InterruptedError("the download was stopped")
-                if self._counts_bytes:
+                if self.counts_bytes:
                     counter.done += int(n or 0)
 
         return Bar
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep `huggingface_hub` from writing to stderr; what it logs still reaches the caller's own handlers."""
-    import huggingface_hub  # noqa: F401  (its logger gets its handler when it is imported)
+def _one_line_errors(repo_id: str, revision: str | None) -> Iterator[None]:
+    """Turn the errors of `huggingface_hub` into ExportError, and keep its warnings and its log from stderr."""
+    import httpx2
+    import huggingface_hub  # noqa: F401  # its logger gets its handler when it is imported
 
     def mute(record: logging.LogRecord) -> bool:
         return False
 
     own = [item for item in logging.getLogger("huggingface_hub").handlers if type(item) is logging.StreamHandler]
     for handler in own:
-        handler.addFilter(mute)
+        handler.addFilter(mute)  # handlers of the caller still get what is logged
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="huggingface_hub")
+        with warnings.catch_warnings(action="ignore"):
             yield
+    except ExportError:
+        raise
+    except ModelError as error:
+        raise ExportError(str(error)) from error
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise ExportError(_message(error, repo_id, revision)) from error
     finally:
         for handler in own:
             handler.removeFilter(mute)
 
 
-@contextlib.contextmanager
-def _one_line_errors(repo_id: str, revision: str | None) -> Iterator[None]:
-    """Turn what `huggingface_hub` raises into an ExportError: what is wrong and what to do, without the token."""
-    import httpx2
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        yield
-    except ExportError:
-        raise
-    except (HfHubHTTPError, httpx2.HTTPError, httpx2.InvalidURL, OSError, RuntimeError, UnicodeError) as error:
-        cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) and error.__cause__ else error
-        raise ExportError(_message(cause, repo_id, revision)) from error
-    except HFValidationError as error:
-        raise ExportError(f"{repo_id!r} is not a hub id (accepted: owner/name): {_one_line(error)}") from error
-
-
 def _message(error: BaseException, repo_id: str, revision: str | None) -> str:
-    """Return one line for an error of `huggingface_hub` or of the cache's file system."""
+    """Say in one line what went wrong and what to do; never the token."""
     import httpx2
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub import constants, errors, get_token
 
-    cache = f"the cache {constants.HF_HUB_CACHE}"
-    if isinstance(error, HfHubHTTPError):
-        return _refusal(error, repo_id, revision)
-    if isinstance(error, (httpx2.LocalProtocolError, UnicodeError)):  # its own message would show the token
-        return "HF_TOKEN has characters that no token has; set it to a token of the hub, or unset it"
-    if isinstance(error, (httpx2.HTTPError, httpx2.InvalidURL, LocalEntryNotFoundError)):
-        return (
-            f"{repo_id} is not a folder here, and {constants.ENDPOINT} cannot be reached: {_one_line(error)}; check "
-            "the network and HF_ENDPOINT, or copy the repository here"
-        )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space is left for {repo_id} in {cache}; free some, or set HF_HUB_CACHE to a folder elsewhere"
-    if isinstance(error, OSError) and error.errno is not None:
-        return f"{cache} cannot take {repo_id}: {error.strerror}; set HF_HUB_CACHE to a folder that can"
-    other = "" if isinstance(error, OSError) else ", or with HF_HUB_DISABLE_XET=1"  # hf_xet raises RuntimeError
-    return f"the download of {repo_id} broke: {_one_line(error)}; run it again{other}: whole files are kept"
-
-
-def _refusal(error: Any, repo_id: str, revision: str | None) -> str:
-    """Return one line for an error status of the hub."""
-    from huggingface_hub import constants, get_token
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    status = error.response.status_code
-    url = f"{constants.ENDPOINT}/{repo_id}"
+    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    said = " ".join(str(error).split())[:200] or type(error).__name__
+    hub, cache = constants.ENDPOINT, f"the cache {constants.HF_HUB_CACHE}"
     token = "the token in use has no access" if get_token() else "no token is set"
-    if isinstance(error, GatedRepoError):
-        return f"{repo_id} is gated and {token}: ask for access at {url}, then set HF_TOKEN or run `hf auth login`"
-    if isinstance(error, RepositoryNotFoundError):
-        return (
-            f"{repo_id} is not a folder here, and {constants.ENDPOINT} shows no such repository ({token}); correct the "
-            "name, or set HF_TOKEN if it is private"
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return (
-            f"{repo_id} has no revision {revision or constants.DEFAULT_REVISION!r} (accepted: a branch, a tag or a "
-            f"commit hash; see {url}/commits)"
-        )
-    if status in (401, 403):
-        return (
-            f"{constants.ENDPOINT} refuses {repo_id} with status {status} and {token}; set HF_TOKEN to one that has it"
-        )
-    if status == 429:
-        return f"{constants.ENDPOINT} had too many requests from here; wait some minutes, or set HF_TOKEN ({token})"
-    said = f": {_one_line(error.server_message)}" if error.server_message else ""
-    return f"{constants.ENDPOINT} answers {repo_id} with status {status}{said}; try again later"
-
-
-def _one_line(error: object) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
+    match error:
+        case errors.GatedRepoError():
+            return (
+                f"{repo_id} is gated and {token}: ask for access at {hub}/{repo_id}, then set HF_TOKEN or run "
+                "`hf auth login`"
+            )
+        case errors.RepositoryNotFoundError():
+            return (
+                f"{repo_id} is not a folder here, and {hub} shows no such repository ({token}); correct the name, or "
+                "set HF_TOKEN if it is private"
+            )
+        case errors.RevisionNotFoundError():
+            return (
+                f"{repo_id} has no revision {revision or constants.DEFAULT_REVISION!r} (accepted: a branch, a tag or a "
+                f"commit hash; see {hub}/{repo_id}/commits)"
+            )
+        case errors.HfHubHTTPError() if status in (401, 403):
+            return f"{hub} refuses {repo_id} with status {status} and {token}; set HF_TOKEN to one that has it"
+        case errors.HfHubHTTPError() if status == 429:
+            return f"{hub} had too many requests from here; wait some minutes, or set HF_TOKEN ({token})"
+        case errors.HfHubHTTPError():
+            return f"{hub} answers {repo_id} with status {status}; try again later"
+        case httpx2.LocalProtocolError() | UnicodeError():  # their own messages would show the token
+            return "HF_TOKEN has characters that no token has; set it to a token of the hub, or unset it"
+        case httpx2.HTTPError() | httpx2.InvalidURL() | errors.LocalEntryNotFoundError():
+            return (
+                f"{repo_id} is not a folder here, and {hub} cannot be reached: {said}; check the network and "
+                "HF_ENDPOINT, or copy the repository here"
+            )
+        case errors.HFValidationError():
+            return f"{repo_id!r} is not a hub id (accepted: owner/name): {said}"
+        case ValueError() | KeyError() | TypeError():
+            return f"{hub} does not answer as a Hugging Face hub does; correct HF_ENDPOINT, or unset it"
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"no space is left for {repo_id} in {cache}; free some, or set HF_HUB_CACHE to a folder elsewhere"
+        case OSError() if error.errno is not None:
+            return f"{cache} cannot take {repo_id}: {error.strerror}; set HF_HUB_CACHE to a folder that can"
+        case _:  # of huggingface_hub, or hf_xet
+            return f"the download of {repo_id} broke: {said}; run it again, or with HF_HUB_DISABLE_XET=1"

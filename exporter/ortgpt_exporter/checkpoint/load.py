@@ -1,4 +1,4 @@
-"""From what a person names (folder, file, hub id, `austen`) to network, tokenizer and provenance. Knows no ONNX."""
+"""Load a checkpoint by its name (folder, file, hub id, `austen`): network, tokenizer, provenance. Knows no ONNX."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import importlib.resources
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from ortgpt.contract import File
 from ortgpt.errors import OptionError
 from ortgpt.options.generation_config import read_generation_config
 from ortgpt_exporter.checkpoint import hub
+from ortgpt_exporter.checkpoint.lora import adapter_file, merge_adapter
 from ortgpt_exporter.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
 from ortgpt_exporter.errors import ExportError
-from ortgpt_models import GPT, ModelError, load_gpt
-from ortgpt_models.adapter import adapter_file, merge_adapter
+from ortgpt_models.errors import ModelError
 from ortgpt_models.files import file_is_there
-from ortgpt_models.hf_checkpoint import CONFIG_FILE, weight_files
+from ortgpt_models.gpt import GPT
+from ortgpt_models.hf_checkpoint import CONFIG_FILE, load_gpt, weight_files
 from ortgpt_models.nanogpt import load_nanogpt
+from ortgpt_models.progress import OnProgress
 
 BUNDLED = ("austen",)
 END_OF_TEXT = "<|endoftext|>"
@@ -56,21 +58,23 @@ class CheckpointSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A loaded checkpoint: the float32 network, its tokenizer, and where it came from.
-
-    `notes` are facts worth telling the user, a line each.
-    """
+    """A loaded checkpoint."""
 
     gpt: GPT
+    """The network in float32, in evaluation mode."""
     tokenizer_files: TokenizerFiles
+    """Its tokenizer."""
     generation_config: Mapping[str, Any]
+    """The generation defaults: the values of generation_config.json, or else the special ids of config.json."""
     source: Source
+    """Where the checkpoint came from, as the manifest records it."""
     notes: tuple[str, ...] = ()
+    """Facts to tell the user, one line each."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the files of something named are, and how its origin is recorded."""
+    """Where the files of a checkpoint, a tokenizer or an adapter are, and how the manifest names their origin."""
 
     path: Path
     id: str
@@ -78,96 +82,101 @@ class _Place:
     notes: tuple[str, ...] = ()
 
 
-def load_checkpoint(
-    name: str | Path,
-    *,
-    tokenizer: str | Path | None = None,
-    adapter: str | Path | None = None,
-    revision: str | None = None,
-    activation: str | None = None,
-    on_download: Callable[[hub.DownloadProgress], None] = lambda progress: None,
-) -> Checkpoint:
-    """Load a Hugging Face folder, a nanoGPT checkpoint file, a hub id (owner/name) or a bundled model (`austen`).
+def load_checkpoint(source: CheckpointSource, *, on_progress: OnProgress = lambda progress: None) -> Checkpoint:
+    """Load the network and the tokenizer that `source` names; download them first if need be.
 
-    A bundled name wins over a folder of that name (write ./austen for the folder), a path that exists over a hub id.
-    `tokenizer` is a folder or hub id to take the tokenizer from, which a nanoGPT file needs; `adapter` one with a PEFT
-    adapter to merge; `revision` a branch, tag or commit of the hub id; `activation` that of a nanoGPT file, which does
-    not state it ("gelu" by default). The source's sha256 is of the file of weights, or, of several (an adapter's
-    last), of their hexadecimal sha256s joined in order. Raises ModelError for a network
-    or adapter, ExportError or BundleError for a tokenizer, that is not supported or damaged; ExportError for the hub.
+    `on_progress` counts the bytes of each download. The sha256 in the result's `source` is that of the weight file; of
+    several files (an adapter's is the last), it is the sha256 of their hexadecimal digests joined in order. Raises
+    ExportError for a network, tokenizer or adapter that is not supported or is damaged, and for a failed download;
+    BundleError for a damaged tokenizer file; ModuleNotFoundError naming `peft` for an adapter without that package.
     """
-    place = _locate(name, hub.CHECKPOINT, on_download, revision)
-    if place.path.is_file():
-        _refuse_other_file(place.path, has_tokenizer=tokenizer is not None)
-    elif activation is not None:
-        raise ExportError(f"activation = {activation!r} is of a nanoGPT file; {name} states its own: leave it out")
-    tokens = place if tokenizer is None else _locate(tokenizer, hub.TOKENIZER, on_download)
-    change = None if adapter is None else _locate(adapter, hub.ADAPTER, on_download)
-    gpt = (
-        load_nanogpt(place.path, activation_function=activation or "gelu")
-        if place.path.is_file()
-        else load_gpt(place.path)
-    )
+    try:
+        return _load(source, on_progress)
+    except ModelError as error:
+        raise ExportError(str(error)) from error
+
+
+def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
+    if source.adapter is not None:
+        import peft  # noqa: F401  # to fail before a download, not after it
+    place = _locate(source.name, hub.CHECKPOINT, on_progress, source.revision)
+    is_file = place.path.is_file()
+    if is_file:
+        _refuse_other_file(place.path, has_tokenizer=source.tokenizer is not None)
+    elif source.activation is not None:
+        raise ExportError(
+            f"activation = {source.activation!r} is for a nanoGPT file; {source.name} states its own: leave it out"
+        )
+    tokens = place if source.tokenizer is None else _locate(source.tokenizer, hub.TOKENIZER, on_progress)
+    adapter = None if source.adapter is None else _locate(source.adapter, hub.ADAPTER, on_progress)
+    if is_file:
+        gpt = load_nanogpt(place.path, activation_function=source.activation or "gelu")
+        weights = [place.path]
+    else:
+        gpt = load_gpt(place.path)
+        weights = weight_files(place.path)
     files = read_tokenizer(tokens.path)
     if gpt.config.vocab_size < files.tokenizer.vocab_size:
         raise ExportError(
             f"{tokens.path}: the tokenizer has {files.tokenizer.vocab_size} ids, the model only "
             f"{gpt.config.vocab_size} rows; use the tokenizer that the model was trained with"
         )
-    if place.path.is_file():
-        end = files.vocab.get(END_OF_TEXT)
-        gpt.config = replace(gpt.config, bos_token_id=end, eos_token_id=end)
-    weights = [place.path] if place.path.is_file() else weight_files(place.path)
-    if change is not None:
-        merge_adapter(gpt, change.path)
-        weights.append(adapter_file(change.path))
-    notes = (note for found in (place, tokens, change) if found for note in found.notes)
+    if is_file:
+        end_of_text_id = files.vocab.get(END_OF_TEXT)
+        gpt.config = replace(gpt.config, bos_token_id=end_of_text_id, eos_token_id=end_of_text_id)
+    if adapter is not None:
+        merge_adapter(gpt, adapter.path)
+        weights.append(adapter_file(adapter.path))
+    notes = (note for each in (place, tokens, adapter) if each for note in each.notes)
     return Checkpoint(
         gpt=gpt,
         tokenizer_files=files,
         generation_config=_generation_config(place.path, gpt, files.tokenizer.vocab_size),
-        source=_source(place, change, weights),
+        source=_source(place, adapter, weights),
         notes=tuple(dict.fromkeys((*notes, *_weight_notes(place, weights, gpt), *files.notes))),
     )
 
 
 def find_folder(name: str | Path) -> Path:
-    """Return the folder, or file, that `name` stands for on this machine. Raises ModelError when there is none."""
-    if isinstance(name, str) and name in BUNDLED:
-        return Path(str(importlib.resources.files("ortgpt_models"))) / "checkpoints" / name
-    if not os.path.exists(name):
-        raise ModelError(f"{str(name) or repr('')} does not exist (accepted: {_ACCEPTED[hub.CHECKPOINT]})")
-    return Path(name)
+    """Return the folder or file on this machine that `name` stands for: a path, or the checkpoint `austen`.
+
+    Raises ExportError if there is none.
+    """
+    if os.path.exists(name):
+        return Path(name)
+    if name in BUNDLED:
+        folder = importlib.resources.files("ortgpt_models") / "checkpoints" / str(name)
+        if folder.is_dir():
+            return Path(str(folder))
+        raise ExportError(
+            f"the checkpoint {name} is not installed: take models/ortgpt_models/checkpoints/{name} from a clone or the "
+            f"source distribution of this project and name that folder; `ortgpt generate {name}` needs no export"
+        )
+    raise ExportError(f"{str(name) or repr('')} does not exist (accepted: {_ACCEPTED[hub.CHECKPOINT]})")
 
 
-def _locate(
-    name: str | Path,
-    part: hub.Part,
-    on_download: Callable[[hub.DownloadProgress], None],
-    revision: str | None = None,
-) -> _Place:
-    """Return where `part` of what `name` stands for is, after a download if need be."""
-    bundled = isinstance(name, str) and name in BUNDLED
-    if not bundled and not os.path.exists(name):
+def _locate(name: str | Path, part: hub.Part, on_progress: OnProgress, revision: str | None = None) -> _Place:
+    """Return where the files of `part` that `name` stands for are; download them if `name` is a hub id."""
+    if not os.path.exists(name) and name not in BUNDLED:
         if not (isinstance(name, str) and hub.looks_like_hub_id(name)):
-            raise ModelError(f"{str(name) or repr('')} does not exist (accepted: {_ACCEPTED[part]})")
-        snapshot = hub.download(name, revision=revision, part=part, on_progress=on_download)
+            raise ExportError(f"{str(name) or repr('')} does not exist (accepted: {_ACCEPTED[part]})")
+        snapshot = hub.download(name, revision=revision, part=part, on_progress=on_progress)
         return _Place(snapshot.folder, name, snapshot.commit, snapshot.notes)
     if revision is not None:
-        raise ExportError(f"revision = {revision!r} is of a hub id, and {name} is on this machine; leave it out")
+        raise ExportError(f"revision = {revision!r} is for a hub id, and {name} is on this machine; leave it out")
     path = find_folder(name)
     if not path.is_dir() and not path.is_file():
-        raise ModelError(f"{path} is neither a folder nor a file (accepted: {_ACCEPTED[part]})")
+        raise ExportError(f"{path} is neither a folder nor a file (accepted: {_ACCEPTED[part]})")
     if part is not hub.CHECKPOINT and not path.is_dir():
-        raise ModelError(f"{path} is a file (accepted: {_ACCEPTED[part]})")
+        raise ExportError(f"{path} is a file (accepted: {_ACCEPTED[part]})")
     whole = path.resolve()
-    return _Place(path, str(name) if bundled else whole.name if path.is_dir() else f"{whole.parent.name}/{whole.name}")
+    return _Place(path, whole.name if path.is_dir() else f"{whole.parent.name}/{whole.name}")
 
 
 def _refuse_other_file(path: Path, *, has_tokenizer: bool) -> None:
-    """Raise ModelError for a file that is one of a Hugging Face folder, ExportError where a tokenizer is wanting."""
+    """Raise ExportError for a file that belongs to a Hugging Face folder, or if no tokenizer was named for it."""
     if path.suffix in (".safetensors", ".json") or (path.suffix == ".bin" and (path.parent / CONFIG_FILE).exists()):
-        raise ModelError(f"{path} is one file of a checkpoint; name its folder, {path.parent}")
+        raise ExportError(f"{path} is one file of a checkpoint; name its folder, {path.parent}")
     if not has_tokenizer:
         raise ExportError(
             f"{path} is a file, and a nanoGPT checkpoint carries no tokenizer; name the one it was trained with "
@@ -175,13 +184,13 @@ def _refuse_other_file(path: Path, *, has_tokenizer: bool) -> None:
         )
 
 
-def _source(place: _Place, change: _Place | None, weights: Sequence[Path]) -> Source:
-    """Return the provenance; an adapter's is part of the id, since the weights are of both."""
+def _source(place: _Place, adapter: _Place | None, weights: Sequence[Path]) -> Source:
+    """Return the provenance; an adapter is part of the id, since the merged weights come from both."""
     digests = [sha256_of(path) for path in weights]
     name, licences = place.id, [_licence(place.path)]
-    if change is not None:
-        name += f" + {change.id}" + (f"@{change.commit}" if change.commit else "")
-        licences.append(_licence(change.path))
+    if adapter is not None:
+        name += f" + {adapter.id}" + (f"@{adapter.commit}" if adapter.commit else "")
+        licences.append(_licence(adapter.path))
     return Source(
         id=name,
         revision=place.commit,
@@ -191,7 +200,7 @@ def _source(place: _Place, change: _Place | None, weights: Sequence[Path]) -> So
 
 
 def _weight_notes(place: _Place, weights: Sequence[Path], gpt: GPT) -> list[str]:
-    """Return what is worth telling of how the weights were read."""
+    """Return what to tell the user about how the weights were read."""
     notes = []
     if place.path.is_file():
         notes.append(
@@ -231,5 +240,5 @@ def _licence(folder: Path) -> str | None:
     if not file_is_there(card):
         return None
     front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
-    found = re.search(r"^license:[ \t]*[\"']?([\w.+-]+)", front[1], re.MULTILINE) if front else None
-    return found[1] if found else None
+    licence = re.search(r"^license:[ \t]*[\"']?([\w.+-]+)", front[1], re.MULTILINE) if front else None
+    return licence[1] if licence else None

@@ -1,6 +1,6 @@
-"""The tokenizer files of a checkpoint, in any form that Hugging Face folders have them, made into those of a bundle.
+"""Read the tokenizer files of a checkpoint, in any form that Hugging Face folders have, and give those of a bundle.
 
-What the runtime cannot reproduce token for token is refused with the reason. Knows no network and no hub.
+A tokenizer that the runtime cannot reproduce token for token is refused, with the reason. Knows no network and no hub.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from reprlib import repr as shown
 from typing import Any
 
 from ortgpt.bundle.checked_json import read_json_object
 from ortgpt.contract import File
+from ortgpt.errors import shown
 from ortgpt.text.bpe_files import MAX_IDS, check_ids, parse_merges, read_merges_text, read_vocab
 from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
@@ -23,43 +23,44 @@ from ortgpt_models.files import file_is_there
 
 ADDED_TOKENS_JSON = "added_tokens.json"
 
-# Settings of a BPE in tokenizer.json that GPT-2 leaves off.
+# Settings of a BPE in tokenizer.json that GPT-2 does not use.
 _BPE_VARIANTS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
-# GPT-2's split as `tokenizers` and GPT-2's own encoder.py write it, and as tiktoken does.
+# GPT-2's split as `tokenizers` and GPT-2's own encoder.py write it, and as tiktoken writes it.
 _PATTERNS = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
 )
 _SPLITTERS = "ByteLevel, or a Sequence of Split by GPT-2's pattern and ByteLevel with use_regex = false"
-# Flags of an added token that let it take, or ask for, what stands beside it in a text.
+# Flags of an added token that depend on the text beside it.
 _FLAGS = ("lstrip", "rstrip", "single_word")
 # Far more than any tokenizer has; checking the merges takes about 3 microseconds a letter.
-_MOST_LETTERS_IN_TOKEN = 2**14
-_MOST_LETTERS = 2**22
+_MAX_LETTERS_IN_TOKEN = 2**14
+_MAX_LETTERS = 2**22
 
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFiles:
-    """A tokenizer that the runtime reproduces: text of the bundle's files by name, and facts worth one line each.
-
-    `vocab` has the id of every token, added ones too, in the letters of GPT-2. `tokenizer_json` is the folder's own
-    tokenizer.json where it is a whole tokenizer.
-    """
+    """A tokenizer that the runtime reproduces."""
 
     texts: Mapping[str, str]
+    """The text of each tokenizer file of the bundle, by the file's name."""
     vocab: Mapping[str, int]
+    """The id of every token, of added tokens too; each byte of a token is one of GPT-2's 256 letters."""
     tokenizer: Tokenizer
+    """The tokenizer as the runtime runs it."""
     tokenizer_json: str | None = None
+    """The folder's own tokenizer.json, if that is a whole tokenizer."""
     notes: tuple[str, ...] = ()
+    """Facts to tell the user, one line each."""
 
 
 def read_tokenizer(folder: Path) -> TokenizerFiles:
     """Read vocab.json and merges.txt, or else tokenizer.json, and the tokens that other files add to them.
 
-    Raises ExportError for files that are missing, contradict each other or do not fit the runtime's byte-rank BPE, and
-    BundleError for a file that is damaged; both name it.
+    Raises ExportError for files that are missing, contradict each other or do not fit the runtime's byte-rank BPE,
+    BundleError for a damaged file, and ModelError if something else than a file has its name; each names the file.
     """
     settings, config = (_optional_object(folder / name) for name in (File.TOKENIZER, File.TOKENIZER_CONFIG))
     missing = [file for file in (File.VOCAB, File.MERGES) if not file_is_there(folder / file)]
@@ -112,13 +113,13 @@ def _object(value: Any) -> dict[str, Any]:
 def _read_tokenizer_json(settings: Mapping[str, Any], path: Path) -> tuple[dict[str, int], list[Pair]]:
     """Return the vocabulary and the merges of a tokenizer.json.
 
-    Raises ExportError unless it splits and joins text as GPT-2 does: a BPE on bytes, with nothing before or beside it.
+    Raises ExportError unless it splits and joins text as GPT-2 does: a BPE on bytes, without a normaliser.
     """
     model = _object(settings.get("model"))
     vocab, merges = model.get("vocab"), model.get("merges")
     faults = [
-        f"{name} = {shown(found)} (accepted: {wanted})"
-        for name, found, good, wanted in (
+        f"{name} = {shown(value)} (accepted: {accepted})"
+        for name, value, good, accepted in (
             ("model.type", model.get("type"), model.get("type") in ("BPE", None), "BPE"),  # old files state none
             ("normalizer", settings.get("normalizer"), settings.get("normalizer") is None, "null"),
             *((f"model.{key}", model.get(key), not model.get(key), "null") for key in _BPE_VARIANTS),
@@ -140,14 +141,14 @@ def _read_tokenizer_json(settings: Mapping[str, Any], path: Path) -> tuple[dict[
 
 
 def _splitter_faults(splitter: Any) -> Iterator[str]:
-    """Yield what in a pre_tokenizer splits text unlike GPT-2."""
+    """Yield each setting of a pre_tokenizer that splits text otherwise than GPT-2."""
     outer = _object(splitter)
     steps = outer.get("pretokenizers") if outer.get("type") == "Sequence" else [splitter]
     steps = [_object(step) for step in steps] if isinstance(steps, list) else []
     kinds = [step.get("type") for step in steps]
     if kinds not in (["ByteLevel"], ["Split", "ByteLevel"]):
-        found = shown(kinds[0]) if len(kinds) == 1 else f"a Sequence of {shown(kinds)}"
-        yield f"pre_tokenizer = {found} (accepted: {_SPLITTERS})"
+        value = shown(kinds[0]) if len(kinds) == 1 else f"a Sequence of {shown(kinds)}"
+        yield f"pre_tokenizer = {value} (accepted: {_SPLITTERS})"
         return
     split, letters = steps[0], steps[-1]
     uses_regex = letters.get("use_regex", True)
@@ -159,25 +160,25 @@ def _splitter_faults(splitter: Any) -> Iterator[str]:
         pattern = _object(split.get("pattern")).get("Regex")
         if pattern not in _PATTERNS:
             yield f"pre_tokenizer splits by {split.get('pattern')!r:.300} (accepted: GPT-2's pattern {_PATTERNS[0]})"
-        manner = (split.get("behavior"), bool(split.get("invert")))
-        if manner not in (("Isolated", False), ("Removed", True)):  # both keep each match of the pattern, and no more
-            yield f"pre_tokenizer: behavior and invert = {shown(manner)} (accepted: Isolated and false)"
+        mode = (split.get("behavior"), bool(split.get("invert")))
+        if mode not in (("Isolated", False), ("Removed", True)):  # both keep each match of the pattern, and no more
+            yield f"pre_tokenizer: behavior and invert = {shown(mode)} (accepted: Isolated and false)"
 
 
 def _refuse_other(folder: Path, settings: Mapping[str, Any], vocab: Mapping[str, int], merges: Sequence[Pair]) -> None:
-    """Raise ExportError where tokenizer.json, which `transformers` prefers, is another tokenizer than the pair."""
+    """Raise ExportError if tokenizer.json, which `transformers` prefers, is another tokenizer than the two files."""
     other_vocab, other_merges = _read_tokenizer_json(settings, folder / File.TOKENIZER)
     differing = [token for token, token_id in other_vocab.items() if vocab.get(token, token_id) != token_id]
     if differing or list(merges) != other_merges:
         first = f"the id of {shown(differing[0])} differs" if differing else "the merges differ"
         raise ExportError(
             f"{folder}: {File.TOKENIZER} is another tokenizer than {File.VOCAB} and {File.MERGES} ({first}); "
-            "remove what the model was not trained with"
+            "remove the one that the model was not trained with"
         )
 
 
 def _added_tokens(folder: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Return the tokens, with ids, that three files may put beside the vocabulary. Raises ExportError."""
+    """Return the tokens, with ids, that three files may add to the vocabulary. Raises ExportError."""
     added: list[tuple[Any, Any]] = list(_optional_object(folder / ADDED_TOKENS_JSON).items())
     entries = settings.get("added_tokens") or []
     entries = entries if isinstance(entries, list) else [entries]
@@ -188,14 +189,14 @@ def _added_tokens(folder: Path, settings: Mapping[str, Any], config: Mapping[str
     for token, token_id in added:
         if not (isinstance(token, str) and token and type(token_id) is int and 0 <= token_id < MAX_IDS):
             raise ExportError(
-                f"{folder}: an added token is {shown(token)} with id {shown(token_id)}; expected a text and an integer "
-                f"from 0 to {MAX_IDS - 1}"
+                f"{folder}: an added token is {shown(token)} with id {shown(token_id)} (accepted: a text and an "
+                f"integer from 0 to {MAX_IDS - 1})"
             )
     return added
 
 
 def _with_added(folder: Path, vocab: Mapping[str, int], added: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """Return the vocabulary with the added tokens. Raises ExportError for one whose id or text is taken."""
+    """Return the vocabulary with the added tokens. Raises ExportError if an id or a text is already taken."""
     whole = dict(vocab)
     token_of = {token_id: token for token, token_id in vocab.items()}
     clashes = []
@@ -208,21 +209,21 @@ def _with_added(folder: Path, vocab: Mapping[str, int], added: Sequence[tuple[st
 
 
 def _refuse_unlike(folder: Path, tokenizer: Tokenizer, vocab: Mapping[str, int], merges: Sequence[Pair]) -> None:
-    """Raise ExportError unless the runtime, which ranks joined bytes, splits text as these merges say."""
+    """Raise ExportError unless the runtime, which ranks joined bytes, splits text as these merges do."""
     longest = max((len(left) + len(right) for left, right in merges), default=0)
     letters = sum(len(left) + len(right) for left, right in merges)
-    if longest > _MOST_LETTERS_IN_TOKEN or letters > _MOST_LETTERS:
+    if longest > _MAX_LETTERS_IN_TOKEN or letters > _MAX_LETTERS:
         raise ExportError(
             f"{folder}: this tokenizer is not supported: its longest merge has {longest:,} letters, all have "
-            f"{letters:,} (accepted: at most {_MOST_LETTERS_IN_TOKEN:,} and {_MOST_LETTERS:,})"
+            f"{letters:,} (accepted: at most {_MAX_LETTERS_IN_TOKEN:,} and {_MAX_LETTERS:,})"
         )
     faults = [f"id {token_id} has no token" for token_id in itertools.islice(tokenizer.unused_ids(), 3)]
-    made = {left + right for left, right in merges}
-    # Letters that stand for bytes beyond ASCII: an added token is plain text and has none of them.
+    joined = {left + right for left, right in merges}
+    # These letters represent bytes beyond ASCII; an added token is plain text and has none of them.
     faults += [
-        f"token {shown(text)} is made by no merge (is {File.MERGES} complete?)"
+        f"token {shown(text)} comes from no merge (is {File.MERGES} complete?)"
         for text in vocab
-        if len(text) > 1 and text not in made and any(0x100 <= ord(letter) < 0x144 for letter in text)
+        if len(text) > 1 and text not in joined and any(0x100 <= ord(letter) < 0x144 for letter in text)
     ][:3]
     faults += [f"merge {shown(left)} {shown(right)} is never reached" for left, right in unreachable_merges(merges)[:3]]
     if faults:
@@ -232,8 +233,8 @@ def _refuse_unlike(folder: Path, tokenizer: Tokenizer, vocab: Mapping[str, int],
 def unreachable_merges(merges: Sequence[Pair]) -> list[Pair]:
     """Return the merges that joining by the rank of the joined text does not reproduce from single letters.
 
-    Pair-by-pair BPE ranks pairs, the runtime ranks what they join to. The two agree where the letters of each merged
-    token, joined by the lower-ranked tokens only, come out as exactly the merge's two parts.
+    BPE ranks pairs, the runtime ranks the tokens that they join to. The two agree if the letters of each merged token,
+    joined by the lower-ranked tokens only, give exactly the two parts of the merge.
     """
     ranks: dict[str, int] = {}
     bad = []
@@ -245,11 +246,11 @@ def unreachable_merges(merges: Sequence[Pair]) -> list[Pair]:
 
 
 def _join(text: str, ranks: Mapping[str, int]) -> list[str]:
-    """Join the letters of `text` by rank, from the left among equals, until two parts are left or none can be."""
+    """Join the letters of `text` by rank, the leftmost first among equals, until two parts are left or none fits."""
     size = len(text)
-    end_of = list(range(1, size + 1))  # of the part that starts there; 0 where none does
-    before = list(range(-1, size - 1))  # where the part in front of it starts
-    waiting: list[tuple[int, int, int]] = []  # rank, start and end of two neighbours joined
+    end_of = list(range(1, size + 1))  # the end of the part that starts at this letter; 0 if none does
+    before = list(range(-1, size - 1))  # the start of the part before it
+    waiting: list[tuple[int, int, int]] = []  # rank, start and end of two neighbours that can be joined
 
     def offer(start: int, end: int) -> None:
         rank = ranks.get(text[start:end])
@@ -263,7 +264,7 @@ def _join(text: str, ranks: Mapping[str, int]) -> list[str]:
         _, start, end = heapq.heappop(waiting)
         middle = end_of[start]
         if not 0 < middle < end or end_of[middle] != end:
-            continue  # one of the two was joined to something else meanwhile
+            continue  # one of the two was joined to another part meanwhile
         end_of[start], end_of[middle] = end, 0
         count -= 1
         if end < size:
@@ -276,7 +277,7 @@ def _join(text: str, ranks: Mapping[str, int]) -> list[str]:
 
 
 def _notes(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield where `transformers` would do more to a text than encode it."""
+    """Yield each setting by which `transformers` does more to a text than encode it."""
     processor = _object(settings.get("post_processor"))
     steps = processor.get("processors") if processor.get("type") == "Sequence" else [processor]
     steps = [_object(step) for step in steps] if isinstance(steps, list) else []
@@ -294,14 +295,14 @@ def _notes(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[s
     flagged = {f"{shown(entry.get('content'))} ({flag})" for entry in known for flag in _FLAGS if entry.get(flag)}
     if flagged:
         yield (
-            f"in `transformers` these added tokens mind what stands beside them: {_some(flagged)}; ortgpt finds their "
-            "text alone"
+            f"in `transformers` these added tokens depend on the text beside them: {_some(flagged)}; in ortgpt they do "
+            "not"
         )
     plain = {shown(entry.get("content")) for entry in known if entry.get("special") is False}
     if plain:
         yield (
-            f"`transformers` finds these added tokens in any text: {_some(plain)}; ortgpt takes them as plain text "
-            "unless special tokens are asked for"
+            f"`transformers` recognises these added tokens in any text: {_some(plain)}; ortgpt encodes them as plain "
+            "text unless special_tokens is set"
         )
 
 

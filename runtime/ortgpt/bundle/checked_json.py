@@ -13,7 +13,7 @@ import types
 import typing
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -195,18 +195,3 @@ def _finite(value: Any) -> tuple[Any, bool]:
 
 def _fault(path: str, value: object, accepted: str) -> str:
     return f"{path} = {shown(value)} (accepted: {accepted})"
-
-
-def to_values(record: Any) -> Any:
-    """Return a dataclass as what JSON has: the inverse of read_record()."""
-    if is_dataclass(record):
-        return {each.name: to_values(getattr(record, each.name)) for each in _fields(record)}
-    if isinstance(record, Mapping):
-        return {name: to_values(value) for name, value in record.items()}
-    if isinstance(record, (tuple, list)):
-        return [to_values(value) for value in record]
-    return record
-
-
-def _fields(record: Any) -> tuple[Field[Any], ...]:
-    return fields(record)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from ortgpt.bundle.checked_json import checked, read_record, to_values
+from ortgpt.bundle.checked_json import checked, read_record
 from ortgpt.contract import FORMAT_MAJOR, FORMAT_MINOR, Norm, Task, TokenizerKind
 from ortgpt.errors import BundleError, listed, shown
 
@@ -243,7 +243,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the text of ortgpt.json, its own sha256 included."""
-        return sealed_text(to_values(self), self.files)
+        return sealed_text(asdict(self), self.files)
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Manifest:
@@ -273,7 +273,7 @@ class Manifest:
 
 def sealed_text(values: Mapping[str, Any], files: Mapping[str, FileEntry]) -> str:
     """Return the text of ortgpt.json for `values`, whatever keys they have, with these files and its own sha256."""
-    sealed = {**values, "files": to_values(dict(sorted(files.items())))}
+    sealed = {**values, "files": {name: asdict(entry) for name, entry in sorted(files.items())}}
     return json.dumps({**sealed, OWN_HASH: own_sha256(sealed)}, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -5,32 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ortgpt.bundle.checked_json import to_values
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import Evidence, Promise
 
 
 def info_values(bundle: Bundle) -> dict[str, Any]:
     """Return what `ortgpt info --json` writes: model, precision, source, files, and how the graph was verified."""
-    manifest, config = bundle.manifest, bundle.config
-    sizes = {name: entry.size for name, entry in manifest.files.items()}
-    return {
-        "path": str(bundle.path),
-        "task": manifest.task,
-        "precision": to_values(manifest.precision),
-        "graphs": to_values(manifest.graphs),
-        "n_layer": config.n_layer,
-        "n_head": config.n_head,
-        "n_positions": config.n_positions,
-        "vocab_size": config.vocab_size,
-        "masked_tokens": manifest.masked_tokens,
-        "source": to_values(manifest.source),
-        "minimum_onnxruntime": manifest.minimum_onnxruntime,
-        "size_bytes": sum(sizes.values()),
-        "file_sizes_bytes": sizes,
-        "verification": to_values(manifest.verification),
-        "evidence": to_values(manifest.evidence),
-    }
+    shape = {name: getattr(bundle.config, name) for name in ("n_layer", "n_head", "n_positions", "vocab_size")}
+    values = dataclasses.asdict(bundle.manifest)
+    sizes = {name: entry["size"] for name, entry in values.pop("files").items()}
+    sums = {"size_bytes": sum(sizes.values()), "file_sizes_bytes": sizes}
+    return {"path": str(bundle.path), **shape, **values, **sums}
 
 
 def info_lines(bundle: Bundle) -> list[str]:

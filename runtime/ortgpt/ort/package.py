@@ -31,10 +31,12 @@ def install_hint(*extras: str) -> str:
 
 
 def _pip_install(extras: tuple[str, ...]) -> str:
-    origin = _origin()
+    origin, requirements = _origin(), _requirements(extras)
     if origin is not None:
         return f"`pip install '{origin}[{','.join(extras)}]'`"
-    return f"`pip install {' '.join(_requirements(extras))}`"
+    if requirements:
+        return f"`pip install {' '.join(requirements)}`"
+    return f"`pip install` with the extra [{','.join(extras)}] of the folder or wheel that you have"
 
 
 def _origin() -> str | None:
@@ -63,7 +65,7 @@ def _requirements(extras: tuple[str, ...]) -> list[str]:
         lines = []
     split = [line.partition(";") for line in lines]
     names = [name.strip() for name, _, marker in split if any(f"extra == '{each}'" in marker for each in extras)]
-    return [f"'{name}'" for name in names] or [f"'ortgpt[{','.join(extras)}]' from where you have it"]
+    return [f"'{name}'" for name in names]
 
 
 def _is_there(module: str) -> bool:

@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub on this machine, for `huggingface_hub` to talk to; it notes what it is asked."""
+"""A stand-in for the Hugging Face hub on this machine, for `huggingface_hub` to talk to; it notes every request."""
 
 from __future__ import annotations
 
@@ -43,17 +43,22 @@ class Request:
 
 @dataclass
 class Hub:
-    """The state of the stand-in. `cuts` maps a file to the bytes after which its next answer breaks off."""
+    """The state of the stand-in.
+
+    `cuts` maps a file to the bytes after which its next answer breaks off, `holds` to an event that the second half of
+    its answers waits for.
+    """
 
     repos: dict[str, Repo] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     cuts: dict[str, int] = field(default_factory=dict)
+    holds: dict[str, threading.Event] = field(default_factory=dict)
     status: int | None = None  # answered to everything, when set
     body: bytes | None = None  # so is this
     url: str = ""
 
     def downloads(self) -> list[str]:
-        """Return the files that were asked for, in order."""
+        """Return the requested files, in order."""
         return [request.path.split("/resolve/")[1] for request in self.requests if request.method == "GET"
                 and "/resolve/" in request.path]  # fmt: skip
 
@@ -99,6 +104,12 @@ def use_hub(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     close_session()
 
 
+_INFO = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>.+))?")
+_TREE = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)")
+_FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
+_PATHS = (_INFO, _TREE, _FILE)
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -117,39 +128,45 @@ class _Handler(BaseHTTPRequestHandler):
             return self.fail(self.state.status, None)
         if self.state.body is not None:
             return self.answer(self.state.body, {})
-        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path) or re.fullmatch(
-            r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path
-        )
-        repo = self.state.repos.get(found[1]) if found else None
-        if not found or repo is None or (repo.private and token != TOKEN):
+        match = next(filter(None, (pattern.fullmatch(path) for pattern in _PATHS)), None)
+        repo = self.state.repos.get(match["repo"]) if match else None
+        if not match or repo is None or (repo.private and token != TOKEN):
             return self.fail(404 if token else 401, "RepoNotFound")
-        commit = repo.commit(found[2] or "main")
+        commit = repo.commit(match["revision"] or "main")
         if commit is None:
             return self.fail(404, "RevisionNotFound")
-        if found.re.groups == 2:
+        if match.re is _INFO:
             siblings = [{"rfilename": name, "size": len(data)} for name, data in repo.files.items()]
-            return self.answer(json.dumps({"id": found[1], "sha": commit, "siblings": siblings}).encode(), {})
+            return self.answer(json.dumps({"id": match["repo"], "sha": commit, "siblings": siblings}).encode(), {})
+        if match.re is _TREE:
+            tree = [{"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                    for name, data in repo.files.items()]  # fmt: skip
+            return self.answer(json.dumps(tree).encode(), {})
         if repo.gated and token != TOKEN:  # what it has is no secret
             return self.fail(403 if token else 401, "GatedRepo")
-        if found[3] not in repo.files:
+        if match["name"] not in repo.files:
             return self.fail(404, "EntryNotFound")
-        data = repo.files[found[3]]
+        data = repo.files[match["name"]]
         return self.answer(
-            data, {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}, cut=found[3]
+            data, {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}, name=match["name"]
         )
 
-    def answer(self, data: bytes, headers: dict[str, str], cut: str = "") -> None:
+    def answer(self, data: bytes, headers: dict[str, str], name: str = "") -> None:
         size, start = len(data), 0
         if wanted := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or ""):
             start = int(wanted[1])
             headers = headers | {"Content-Range": f"bytes {start}-{size - 1}/{size}"}
         self.send_response(206 if wanted else 200)
-        for name, value in (headers | {"Content-Length": str(size - start), "Accept-Ranges": "bytes"}).items():
-            self.send_header(name, value)
+        for key, value in (headers | {"Content-Length": str(size - start), "Accept-Ranges": "bytes"}).items():
+            self.send_header(key, value)
         self.end_headers()
         if self.command == "HEAD":
             return
-        end = self.state.cuts.pop(cut, None)
+        end = self.state.cuts.pop(name, None)
+        if name in self.state.holds:
+            self.wfile.write(data[start : size // 2])
+            start = size // 2
+            self.state.holds[name].wait(20)
         self.wfile.write(data[start:end])
         if end is not None:
             self.close_connection = True

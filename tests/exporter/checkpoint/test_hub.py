@@ -10,6 +10,7 @@ import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -23,8 +24,9 @@ from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressRep
 
 from exporter.checkpoint.hub_server import COMMIT, TOKEN, Hub, Repo, serve_hub, use_hub
 from ortgpt_exporter import ExportError
-from ortgpt_exporter import hub as module
-from ortgpt_exporter.checkpoint.hub import ADAPTER, TOKENIZER, DownloadProgress, _Tally, download, looks_like_hub_id
+from ortgpt_exporter.checkpoint import hub as module
+from ortgpt_exporter.checkpoint.hub import ADAPTER, TOKENIZER, _ByteCounter, download, looks_like_hub_id
+from ortgpt_models.progress import Progress
 
 NEEDED = {
     "config.json": b'{"model_type": "gpt2"}',
@@ -66,7 +68,6 @@ def test_only_what_is_needed_is_downloaded_and_the_commit_is_known(hub: Hub) -> 
     assert cached_names(snapshot.folder) == sorted([*NEEDED, "model.safetensors"])
     assert sorted(path.split("/", 1)[1] for path in hub.downloads()) == sorted([*NEEDED, "model.safetensors"])
     assert (snapshot.folder / "model.safetensors").read_bytes() == WEIGHTS
-    assert hub.downloads()[-1] == f"{COMMIT}/model.safetensors"
 
 
 @pytest.mark.parametrize(
@@ -90,11 +91,11 @@ def test_only_what_is_needed_is_downloaded_and_the_commit_is_known(hub: Hub) -> 
 )  # fmt: skip
 def test_one_set_of_weights_is_downloaded(hub: Hub, weights: dict[str, bytes], wanted: list[str]) -> None:
     hub.repos["me/gpt"] = Repo(NEEDED | OTHER | weights)
-    seen: list[DownloadProgress] = []
+    seen: list[Progress] = []
     folder = download("me/gpt", on_progress=seen.append).folder
     assert cached_names(folder) == sorted([*NEEDED, *wanted])
     total = sum(path.stat().st_size for path in folder.iterdir())
-    assert (seen[-1].done_bytes, seen[-1].total_bytes) == (total, total)
+    assert (seen[-1].done, seen[-1].total) == (total, total)
 
 
 @pytest.mark.parametrize(
@@ -110,27 +111,56 @@ def test_a_tokenizer_or_an_adapter_alone(hub: Hub, part: Any, wanted: list[str])
     assert cached_names(download("me/gpt", part=part).folder) == wanted
 
 
-def test_progress_counts_bytes_up_to_the_known_total(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_bytes_up_to_the_known_total_in_the_callers_thread(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
-    total = sum(map(len, NEEDED.values())) + len(WEIGHTS)
-    seen: list[DownloadProgress] = []
-    download("me/gpt", on_progress=seen.append)
-    assert {progress.total_bytes for progress in seen} == {total}
-    done = [progress.done_bytes for progress in seen]
+    hub.holds["model.safetensors"] = threading.Event()
+    small = sum(map(len, NEEDED.values()))
+    total = small + len(WEIGHTS)
+    seen: list[Progress] = []
+
+    def watch(progress: Progress) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        seen.append(progress)
+        if small < progress.done:
+            hub.holds["model.safetensors"].set()
+
+    download("me/gpt", on_progress=watch)
+    assert {(progress.activity, progress.total) for progress in seen} == {("downloading me/gpt, 0.1 MB", total)}
+    done = [progress.done for progress in seen]
     assert done == sorted(done)
     assert done[-1] == total
-    assert len([size for size in done if total - len(WEIGHTS) < size < total]) >= 4
-    again: list[DownloadProgress] = []
+    assert [size for size in done if small < size <= small + len(WEIGHTS) // 2]
+    again: list[Progress] = []
     download("me/gpt", on_progress=again.append)
-    assert again[-1] == DownloadProgress("me/gpt", total, total)
+    assert again[0].done == again[-1].done == total
 
 
 def test_an_exception_of_the_callback_ends_the_download(hub: Hub) -> None:
-    def stop(progress: DownloadProgress) -> None:
+    def stop(progress: Progress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         download("me/gpt", on_progress=stop)
+
+
+def test_an_interrupt_ends_the_download_in_the_middle_of_a_file(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    hub.holds["model.safetensors"] = threading.Event()
+
+    def stop(progress: Progress) -> None:
+        if progress.done > 20_000:
+            hub.holds["model.safetensors"].set()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        download("me/gpt", on_progress=stop)
+    folder = Path(constants.HF_HUB_CACHE) / "models--me--gpt" / "snapshots" / COMMIT
+    assert cached_names(folder) == sorted(NEEDED)
+    hub.requests.clear()
+    download("me/gpt")
+    assert hub.downloads() == [f"{COMMIT}/model.safetensors"]
 
 
 def test_a_second_run_takes_the_cache(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,10 +168,11 @@ def test_a_second_run_takes_the_cache(hub: Hub, monkeypatch: pytest.MonkeyPatch)
     hub.requests.clear()
     assert download("me/gpt") == first
     assert hub.downloads() == []
-    assert [request.method for request in hub.requests] == ["GET", "HEAD"]  # the listing, and what main is now
+    assert len(hub.requests) == 2  # the list of files, and which commit main is now
     hub.requests.clear()
-    assert download("me/gpt", revision=COMMIT) == first  # a commit does not change: nothing to ask
-    assert hub.requests == []
+    assert download("me/gpt", revision=COMMIT) == first
+    assert len(hub.requests) == 1
+    hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert download("me/gpt") == first
     assert download("me/gpt", revision="main") == first
@@ -162,15 +193,15 @@ def test_a_branch_that_moves_meanwhile_gives_one_commit(hub: Hub, monkeypatch: p
     listed = module._list_files
 
     def list_and_move(repo_id: str, revision: str | None) -> Any:
-        found = listed(repo_id, revision)
+        files = listed(repo_id, revision)
         hub.repos["me/gpt"].revisions["main"] = NEXT_COMMIT
         hub.repos["me/gpt"].files["model.safetensors"] = b"new"
-        return found
+        return files
 
     monkeypatch.setattr(module, "_list_files", list_and_move)
     snapshot = download("me/gpt")
     assert snapshot.commit == snapshot.folder.name == NEXT_COMMIT
-    assert {path.split("/")[0] for path in hub.downloads()} == {"main", NEXT_COMMIT}
+    assert {path.split("/")[0] for path in hub.downloads()} == {NEXT_COMMIT}
     assert (snapshot.folder / "model.safetensors").read_bytes() == b"new"
 
 
@@ -183,25 +214,12 @@ def test_a_revision_is_taken(hub: Hub) -> None:
 def test_a_cut_connection_is_resumed_where_it_broke(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     hub.cuts["model.safetensors"] = 30_500
-    seen: list[DownloadProgress] = []
+    seen: list[Progress] = []
     folder = download("me/gpt", on_progress=seen.append).folder
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
     ranges = [request.range for request in hub.requests if request.path.endswith("model.safetensors")]
     assert ranges == [None, None, "bytes=30000-"]
-    assert seen[-1].done_bytes == seen[-1].total_bytes
-
-
-def test_after_a_failure_only_what_is_missing_is_downloaded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(progress: DownloadProgress) -> None:
-        if progress.done_bytes > 20_000:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
-    with pytest.raises(KeyboardInterrupt):
-        download("me/gpt", on_progress=stop)
-    hub.requests.clear()
-    download("me/gpt")
-    assert hub.downloads() == [f"{COMMIT}/model.safetensors"]
+    assert seen[-1].done == seen[-1].total
 
 
 def test_the_token_is_sent(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -229,7 +247,7 @@ def refused(**arguments: Any) -> str:
 
 def test_what_may_not_be_read_is_said(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused(repo_id="me/none") == (
-        f"me/none is no folder here, and {hub.url} shows no such repository (no token is set); correct the name, or "
+        f"me/none is not a folder here, and {hub.url} shows no such repository (no token is set); correct the name, or "
         "set HF_TOKEN if it is private"
     )
     hub.repos["me/gpt"].gated = True
@@ -243,7 +261,7 @@ def test_what_may_not_be_read_is_said(hub: Hub, monkeypatch: pytest.MonkeyPatch)
     assert "has no revision 'v9' (accepted: a branch, a tag or a commit hash" in refused(revision="v9")
     assert "has no revision 'ffff" in refused(revision=NEXT_COMMIT)
     assert "the revision is empty" in refused(revision=" ")
-    assert "'me--x/gpt' is no hub id (accepted: owner/name)" in refused(repo_id="me--x/gpt")
+    assert "'me--x/gpt' is not a hub id (accepted: owner/name)" in refused(repo_id="me--x/gpt")
     for status, reason in ((401, "refuses me/gpt"), (403, "refuses"), (429, "too many requests"), (500, "try again")):
         hub.status = status
         assert reason in refused()
@@ -253,7 +271,7 @@ def test_what_may_not_be_read_is_said(hub: Hub, monkeypatch: pytest.MonkeyPatch)
 def test_a_damaged_token_is_not_shown(hub: Hub, tmp_path: Path, token: str) -> None:
     download("me/gpt")  # what is cached does not hide it
     (tmp_path / "home" / "token").write_text(token)
-    assert refused() == "HF_TOKEN has letters that no token has; set it to a token of the hub, or unset it"
+    assert refused() == "HF_TOKEN has characters that no token has; set it to a token of the hub, or unset it"
 
 
 @pytest.mark.parametrize(
@@ -262,10 +280,14 @@ def test_a_damaged_token_is_not_shown(hub: Hub, tmp_path: Path, token: str) -> N
         ({}, "has no config.json, no model.safetensors or model.safetensors.index.json or pytorch_model.bin or"),
         ({"config.json": b"{}", "tf_model.h5": b""}, r"pytorch_model.bin.index.json (found: config.json, tf_model.h5)"),
         ({"model.safetensors": b""}, "has no config.json (found: model.safetensors)"),
-        ({"config.json": b"{}", "model.safetensors.index.json": b"{}"}, "has no weight_map from tensors to files"),
+        ({"config.json": b"{}", "model.safetensors.index.json": b"{}"}, "weight_map is None; expected an object"),
         (
             {"config.json": b"{}", "model.safetensors.index.json": index("1.safetensors", "../../x")},
-            "lacks ../../x, 1.safetensors, which its model.safetensors.index.json lists",
+            "model.safetensors.index.json names '../../x'; expected names of files in its own folder",
+        ),
+        (
+            {"config.json": b"{}", "model.safetensors.index.json": index("2.safetensors", "1.safetensors")},
+            "lacks 1.safetensors, 2.safetensors, which its model.safetensors.index.json lists",
         ),
     ],
 )  # fmt: skip
@@ -291,7 +313,7 @@ def test_without_the_hub_the_cache_serves_and_says_so(hub: Hub, monkeypatch: pyt
 def test_without_network_one_line_says_so(hub: Hub, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     message = refused()
-    assert message.startswith(f"me/gpt is no folder here, and {endpoint} cannot be reached: ")
+    assert message.startswith(f"me/gpt is not a folder here, and {endpoint} cannot be reached: ")
     assert message.endswith("; check the network and HF_ENDPOINT, or copy the repository here")
 
 
@@ -308,7 +330,7 @@ def test_a_hub_that_says_nothing_is_not_waited_for(hub: Hub, monkeypatch: pytest
         (b"<html>", "does not answer as a Hugging Face hub does; correct HF_ENDPOINT, or unset it"),
         (b"[]", "does not answer as a Hugging Face hub does"),
         (b"{}", "does not answer as a Hugging Face hub does"),
-        (b'{"id": "me/gpt"}', "names no commit and no files of me/gpt"),
+        (b'{"id": "me/gpt"}', "does not answer as a Hugging Face hub does"),
     ],
 )
 def test_a_server_that_is_no_hub_is_named(hub: Hub, body: bytes, reason: str) -> None:
@@ -321,7 +343,7 @@ def test_offline_what_is_not_cached_is_said(hub: Hub, monkeypatch: pytest.Monkey
     what_to_do = "run once with network and without HF_HUB_OFFLINE to download it, or set HF_HUB_CACHE to the cache"
     cache = constants.HF_HUB_CACHE
     message = refused()
-    assert message.startswith(f"me/gpt is no folder here, and no me/gpt in the cache {cache}; {what_to_do}")
+    assert message.startswith(f"me/gpt is not a folder here, and there is no me/gpt in the cache {cache}; {what_to_do}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     folder = download("me/gpt").folder
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -374,19 +396,23 @@ def test_a_download_that_breaks(hub: Hub, monkeypatch: pytest.MonkeyPatch, error
 
 
 def test_bytes_that_come_through_xet_are_counted_once() -> None:
-    seen: list[DownloadProgress] = []
-    tally = _Tally("me/gpt", 300, seen.append)
+    counter = _ByteCounter()
     with XetDownloadProgressReporter(
-        reconstruction_desc="", total=300, log_level=logging.WARNING, tqdm_class=tally.bar_class
+        name="huggingface_hub.snapshot_download",
+        reconstruction_desc="",
+        total=300,
+        log_level=logging.WARNING,
+        tqdm_class=counter.bar_class(),
     ) as reporter:
+        done = []
         for received, written in ((150, 0), (200, 100), (210, 300)):
             report = SimpleNamespace(
                 total_bytes=300, total_bytes_completed=written, total_transfer_bytes_completed=received,
                 total_bytes_completion_rate=None, total_transfer_bytes_completion_rate=None,
             )  # fmt: skip
             reporter.update_progress(report)
-    tally.finish(300)
-    assert [progress.done_bytes for progress in seen] == [100, 300, 300]
+            done.append(counter.done)
+    assert done == [0, 100, 300]
 
 
 def test_nothing_is_printed_and_logging_stays_as_it_was(
@@ -458,5 +484,5 @@ def test_hub_ids(name: str) -> None:
     ["gpt2", "", "/", "a/", "/a", "./a", "../a", "a/b/c", "a b/c", "a/ckpt.pt", "a/model.safetensors", "a/b.git",
      "~/a", "a/-b", "a--b/c", "a..b/c", "datasets/a/b", "https://huggingface.co/a/b", "a/b\n", "é/a", "a/" + "b" * 96],
 )  # fmt: skip
-def test_other_names_are_no_hub_ids(name: str) -> None:
+def test_other_names_are_not_hub_ids(name: str) -> None:
     assert not looks_like_hub_id(name)

@@ -51,10 +51,10 @@ def refused(folder: Path, reason: str) -> None:
 
 
 def test_a_pair_of_files_is_taken_as_it_is(folder: Path) -> None:
-    found = read_tokenizer(folder)
-    assert found.texts == {name: (folder / name).read_text() for name in ("vocab.json", "merges.txt")}
-    assert found.vocab == json.loads((folder / "vocab.json").read_text())
-    assert (found.tokenizer.vocab_size, found.notes) == (300, ())
+    files = read_tokenizer(folder)
+    assert files.texts == {name: (folder / name).read_text() for name in ("vocab.json", "merges.txt")}
+    assert files.vocab == json.loads((folder / "vocab.json").read_text())
+    assert (files.tokenizer.vocab_size, files.notes) == (300, ())
 
 
 def test_the_real_tokenizer_is_supported(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_merges_that_begin_with_a_hash(folder: Path) -> None:
 def test_a_byte_order_mark(folder: Path) -> None:
     merges = (folder / "merges.txt").read_bytes()
     (folder / "merges.txt").write_bytes(b"\xef\xbb\xbf" + merges)
-    found = read_tokenizer(folder)
-    assert found.texts["merges.txt"].encode() == merges
-    assert found.tokenizer.vocab_size == 300
+    files = read_tokenizer(folder)
+    assert files.texts["merges.txt"].encode() == merges
+    assert files.tokenizer.vocab_size == 300
     (folder / "vocab.json").write_bytes(b"\xef\xbb\xbf" + (folder / "vocab.json").read_bytes())
     refused(folder, r"vocab\.json is not readable JSON: Unexpected UTF-8 BOM")
 
@@ -101,15 +101,15 @@ def test_what_transformers_saves_today(folder: Path) -> None:
     theirs.save_pretrained(folder)
     for name in ("vocab.json", "merges.txt"):
         (folder / name).unlink()
-    found = read_tokenizer(folder)
-    assert (found.tokenizer.vocab_size, found.notes) == (301, ())
+    files = read_tokenizer(folder)
+    assert (files.tokenizer.vocab_size, files.notes) == (301, ())
     text = "It is a truth, <|user|> — 日本"
-    assert found.tokenizer.encode(text, special_tokens=True) == theirs(text, add_special_tokens=False)["input_ids"]
-    for name, content in found.texts.items():
+    assert files.tokenizer.encode(text, special_tokens=True) == theirs(text, add_special_tokens=False)["input_ids"]
+    for name, content in files.texts.items():
         (folder / name).write_text(content)
     (folder / "tokenizer.json").unlink()
-    assert Tokenizer.load(folder).encode(MIXED) == found.tokenizer.encode(MIXED)
-    assert GPT2Tokenizer.from_pretrained(folder)(MIXED)["input_ids"] == found.tokenizer.encode(MIXED)
+    assert Tokenizer.load(folder).encode(MIXED) == files.tokenizer.encode(MIXED)
+    assert GPT2Tokenizer.from_pretrained(folder)(MIXED)["input_ids"] == files.tokenizer.encode(MIXED)
 
 
 def split(pattern: str = GPT2_PATTERN, behavior: str = "Isolated", invert: bool = False) -> dict[str, Any]:
@@ -188,8 +188,8 @@ def test_old_and_new_ways_to_write_a_tokenizer_json(folder: Path, merge: Callabl
         (lambda t: t["model"]["merges"].append(["a", "b", "c"]), "accepted: two tokens"),
         (lambda t: t["model"]["merges"].append([["a"], "b"]), "accepted: two tokens"),
         (lambda t: t["model"]["merges"].append(["\ud800", "b"]), "is not readable JSON: .*surrogates not allowed"),
-        (lambda t: t["model"]["vocab"].update(x=None), r"model\.vocab of .* maps 'x' to None, which is no id"),
-        (lambda t: t["model"]["vocab"].update(x=10**9), "maps 'x' to 1000000000, which is no id"),
+        (lambda t: t["model"]["vocab"].update(x=None), r"model\.vocab of .* maps 'x' to None, which is not an id"),
+        (lambda t: t["model"]["vocab"].update(x=10**9), "maps 'x' to 1000000000, which is not an id"),
         (lambda t: t["model"]["vocab"].update({"": 300}), "the token '' is empty"),
         (lambda t: t["model"]["vocab"].pop("Ġ"), "byte 32 is missing"),
     ],
@@ -207,12 +207,12 @@ def test_added_tokens_come_from_three_files(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": 301, **entry}]}))
     decoder = {"301": entry, "302": {"content": "<|last|>", "special": True}}
     (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
-    found = read_tokenizer(folder)
-    assert (found.tokenizer.vocab_size, found.notes) == (303, ())
-    assert found.tokenizer.decode([300, 301, 302]) == "<|pad|><|sep|><|last|>"
-    assert found.vocab == json.loads(found.texts["vocab.json"])
-    assert found.vocab["<|last|>"] == 302
-    assert found.texts["merges.txt"] == (folder / "merges.txt").read_text()
+    files = read_tokenizer(folder)
+    assert (files.tokenizer.vocab_size, files.notes) == (303, ())
+    assert files.tokenizer.decode([300, 301, 302]) == "<|pad|><|sep|><|last|>"
+    assert files.vocab == json.loads(files.texts["vocab.json"])
+    assert files.vocab["<|last|>"] == 302
+    assert files.texts["merges.txt"] == (folder / "merges.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -223,13 +223,13 @@ def test_added_tokens_come_from_three_files(folder: Path) -> None:
         ('{"<|pad|>": 300}', [{"content": "<|pad|>", "id": 301}], r"'<\|pad\|>' = 301"),
         ('{"<|pad|>": 300}', [{"content": "<|sep|>", "id": 300}], r"'<\|sep\|>' = 300"),
         (json.dumps({f"<{i}>": 7 for i in range(100)}), [], r"'<13>' = 7 and 95 more"),
-        ('{"x": "y"}', [], "an added token is 'x' with id 'y'; expected a text and an integer from 0 to 16777215"),
-        ('{"x": null}', [], "expected a text and an integer"),
-        ('{"x": -1}', [], "expected a text and an integer"),
-        ('{"x": 100000000000}', [], "expected a text and an integer"),
+        ('{"x": "y"}', [], r"an added token is 'x' with id 'y' \(accepted: a text and an integer from 0 to 16777215\)"),
+        ('{"x": null}', [], "accepted: a text and an integer"),
+        ('{"x": -1}', [], "accepted: a text and an integer"),
+        ('{"x": 100000000000}', [], "accepted: a text and an integer"),
         ('{"": 300}', [], "an added token is '' with id 300"),
         ("{}", [7], "an added token is None with id None"),
-        ("{}", {"id": 1}, "expected a text and an integer"),
+        ("{}", {"id": 1}, "accepted: a text and an integer"),
         ("{}", [{"id": True, "content": "x"}], "with id True"),
         ("[]", [], r"added_tokens\.json holds a JSON list"),
         ('{"x": 1' + "0" * 5000 + "}", [], r"added_tokens\.json is not readable JSON"),
@@ -293,7 +293,7 @@ def test_what_transformers_would_add_is_told(folder: Path) -> None:
 @pytest.mark.parametrize("content", [b"\xff", b'{"\\ud800": 300}', b"[]", b"[" * 100_000, b""])
 def test_files_that_are_no_text_are_refused(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
-    refused(folder, name if content or name != "merges.txt" else "is made by no merge")
+    refused(folder, name if content or name != "merges.txt" else "comes from no merge")
 
 
 def test_missing_files_are_named(folder: Path) -> None:
@@ -315,7 +315,7 @@ def test_merges_that_were_cut_short_are_noticed(folder: Path) -> None:
     lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     for kept in (0, 1, len(lines) // 4):
         (folder / "merges.txt").write_text("".join(lines[:kept]), encoding="utf-8")
-        refused(folder, r"is made by no merge \(is merges\.txt complete\?\)")
+        refused(folder, r"comes from no merge \(is merges\.txt complete\?\)")
 
 
 def test_absurd_merges_are_refused_soon(folder: Path) -> None:
@@ -341,7 +341,7 @@ def test_merges_that_byte_ranks_cannot_reproduce_are_found(folder: Path) -> None
     assert unreachable_merges([("a", "b"), ("ab", "c"), ("c", "d")]) == []
     # "abc" is made of ab + c by rank, never of a + bc.
     assert unreachable_merges([("a", "b"), ("b", "c"), ("a", "bc")]) == [("a", "bc")]
-    # The part "bc" of the merge is made by no merge before it.
+    # The part "bc" of the merge comes from no merge before it.
     assert unreachable_merges([("a", "b"), ("a", "bc")]) == [("a", "bc")]
     # Two pairs for one token: a rank of joined text cannot tell them apart.
     assert unreachable_merges([("a", "b"), ("ab", "c"), ("b", "c"), ("a", "bc")]) == [("a", "bc")]

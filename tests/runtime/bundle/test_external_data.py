@@ -82,7 +82,7 @@ def test_a_name_is_read_as_onnx_reads_it_or_refused(tmp_path: Path, entry: bytes
     if names is not None:
         assert external_files(path) == written_by(path) == names
     else:
-        with pytest.raises(BundleError, match="is no ONNX file"):
+        with pytest.raises(BundleError, match="is not an ONNX file"):
             external_files(path)
 
 

@@ -418,7 +418,7 @@ def test_sealing_takes_no_damage_for_an_edit(bundle: Path) -> None:
     for name in ("model.onnx.data", "model.onnx", "vocab.json", "merges.txt", "config.json"):
         whole = (bundle / name).read_bytes()
         (bundle / name).write_bytes(whole[:-1])
-        with pytest.raises(BundleError, match=f"{name} was changed, and is no file to edit by hand. Copy or export"):
+        with pytest.raises(BundleError, match=f"{name} was changed, and is not a file to edit by hand. Copy or export"):
             seal_bundle(bundle)
         with pytest.raises(BundleError) as caught:
             open_bundle(bundle)
@@ -435,7 +435,7 @@ def test_sealing_takes_no_damage_for_an_edit(bundle: Path) -> None:
 def test_what_is_no_file_is_not_called_missing(bundle: Path, make: Callable[[Path], None]) -> None:
     (bundle / "vocab.json").unlink()
     make(bundle / "vocab.json")
-    with pytest.raises(BundleError, match=r"vocab\.json is (no file|a link out)"):
+    with pytest.raises(BundleError, match=r"vocab\.json is (not a file|a link out)"):
         open_bundle(bundle)
     (bundle / "ortgpt.json").unlink()
     make(bundle / "ortgpt.json")
@@ -468,7 +468,7 @@ def test_what_is_no_path_is_named(path: Any) -> None:
 def test_a_path_that_is_no_utf8_is_refused(bundle: Path) -> None:
     named = bundle.parent / os.fsdecode(b"\xff")
     bundle.rename(named)
-    with pytest.raises(BundleNotFoundError, match=r"\\udcff' is no UTF-8.*rename"):
+    with pytest.raises(BundleNotFoundError, match=r"\\udcff' is not UTF-8.*rename"):
         ortgpt.load(named)
 
 
@@ -503,7 +503,7 @@ def test_a_truncated_model_with_a_true_manifest_is_an_error_of_the_bundle(bundle
     path = bundle / File.MODEL
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     reseal(bundle)
-    with pytest.raises(BundleError, match=r"model\.onnx is no ONNX file"):
+    with pytest.raises(BundleError, match=r"model\.onnx is not an ONNX file"):
         ortgpt.load(bundle)
 
 

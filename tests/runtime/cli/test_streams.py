@@ -75,11 +75,11 @@ def test_paths_that_are_no_utf8_are_refused(small_bundle: Path, tmp_path: Path) 
     for command in ("generate", "info", "bench", "score"):
         done = shell(f"echo a | ORTGPT {command} $1", named)
         assert done.returncode == 1
-        assert "is no UTF-8" in done.stderr.decode()
+        assert "is not UTF-8" in done.stderr.decode()
     checkpoint = write_checkpoint(tmp_path / "checkpoint")
     done = shell("ORTGPT export $1 -o $2", checkpoint, named + b"2")
     assert done.returncode == 1
-    assert "is no UTF-8" in done.stderr.decode()
+    assert "is not UTF-8" in done.stderr.decode()
 
 
 def test_what_a_terminal_would_obey_is_written_out(small_bundle: Path, tmp_path: Path) -> None:

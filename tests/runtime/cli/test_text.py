@@ -113,9 +113,9 @@ def test_an_assistant_by_its_path(small_bundle: Path, small: ortgpt.Generator) -
         (["--grammar-regex", "("], ["is not accepted"]),
         (["--num-beams", "0"], ["--num-beams = 0"]),
         (["--early-stopping", "soon", "--num-beams", "2"], ["--early-stopping = 'soon'", '"never"']),
-        (["--output", "x.jsonl"], ["--output wants --input"]),
-        (["a", "--input", "x.jsonl", "--output", "y"], ["PROMPT cannot be had with --input"]),
-        (["--input", "x.jsonl", "--echo"], ["--echo cannot be had with --input"]),
+        (["--output", "x.jsonl"], ["--output needs --input"]),
+        (["a", "--input", "x.jsonl", "--output", "y"], ["PROMPT cannot be combined with --input"]),
+        (["--input", "x.jsonl", "--echo"], ["--echo cannot be combined with --input"]),
         (["--greedy", "--seed", "3"], ["--seed = 3 would have no effect with --greedy"]),
         (["--assistant-tokens", "3"], ["--assistant-tokens = 3 would have no effect without an --assistant"]),
         (["--suppress-tokens", "300"], ["--suppress-tokens = 300 is not in the vocabulary"]),
@@ -250,7 +250,7 @@ def test_chat(small_bundle: Path, small: ortgpt.Generator, tmp_path: Path) -> No
     assert saved.read_text() == talk.text
     assert "turns = 9 (accepted: 1 to 2" in result.stderr
     assert result.stderr.count("Ctrl-C stops it") == 2
-    assert "/what is no command" in result.stderr
+    assert "/what is not a command" in result.stderr
     again = run("chat", small_bundle, "--max-new-tokens", "3", stdin="It is\n a\n/rewind\n/again\n/text\n/rewind x\n")
     assert again.stdout.splitlines()[-1] == "It is" + small.generate("It is", max_new_tokens=3).text
     assert "/rewind x (accepted: a number" in again.stderr

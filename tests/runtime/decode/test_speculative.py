@@ -170,7 +170,7 @@ def test_what_guesses_exclude(small: ortgpt.Generator, austen_bundle: Path) -> N
         ({"assistant_model": "x"}, "assistant_model = 'x'"),
         ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens = 0"),
         ({"prompt_lookup_num_tokens": 33}, "prompt_lookup_num_tokens = 33 .*from 1 to 32"),
-        ({"prompt_lookup_num_tokens": 3, "deterministic": True}, "it takes no guesses"),
+        ({"prompt_lookup_num_tokens": 3, "deterministic": True}, "it takes no drafts"),
     ):
         with pytest.raises(OptionError, match=part):
             small.generate("a", **options)

@@ -68,7 +68,7 @@ def test_the_cpu_runs_a_graph_made_for_a_gpu_where_there_is_no_other(graphs: dic
             "cuda",
             CPU,
             DeviceError,
-            r"CUDAExecutionProvider.*only CPUExecutionProvider.*ortgpt\[cuda\]",
+            r"CUDAExecutionProvider.*only CPUExecutionProvider.*\[cuda\]",
         ),
         (["cpu"], "cuda", BOTH, BundleError, "made for cpu, not for cuda"),
         (["portable"], "cuda", BOTH, BundleError, "made for cpu, not for cuda"),

@@ -1,22 +1,29 @@
+"""Merged adapters against the adapted model of `peft`, and files that a merge must refuse."""
+
 from __future__ import annotations
 
 import copy
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import EvaConfig, LoraConfig, PeftModel, get_peft_model
+from peft import PEFT_TYPE_TO_CONFIG_MAPPING, EvaConfig, LoraConfig, PeftModel, PeftType, get_peft_model
+from peft.tuners.lora.layer import Linear
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPT2Model
 
-from ortgpt_models import GPT, ModelError, adapter_file, load_gpt, merge_adapter
+from ortgpt_exporter import ExportError
+from ortgpt_exporter.checkpoint.lora import ADAPTER_TYPES, adapter_file, merge_adapter
+from ortgpt_models import GPT, ModelError, load_gpt
 from support import random_model
 
-pytestmark = pytest.mark.filterwarnings(r"ignore:::(peft|transformers)\..*")  # on what they make of odd settings
+pytestmark = pytest.mark.filterwarnings(r"ignore:::(peft|transformers)\..*")  # they warn of odd settings
 
 SHAPE = {
     "vocab_size": 60,
@@ -38,22 +45,23 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def adapt(model: Any, **settings: Any) -> Any:
+def adapt(model: Any, kind: str = "LORA", **settings: Any) -> Any:
     """Put an adapter on `model` in which every tensor that training could change has changed."""
     torch.manual_seed(12)
-    adapted = get_peft_model(model, LoraConfig(**({"r": 4, "lora_alpha": 6} | settings)))
+    defaults = {"r": 4, "lora_alpha": 6} if kind == "LORA" else {}
+    adapted: Any = get_peft_model(model, PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(kind)](**(defaults | settings)))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
+            if "lora_" in name and kind == "LORA":
                 parameter.normal_(0.0, 0.3)
             elif parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
     return adapted.eval()
 
 
-def make_adapter(out: Path, **settings: Any) -> Any:
-    """Write an adapter of the base model to `out` and return the adapted model of PEFT."""
-    adapted = adapt(random_model(11, **SHAPE), **settings)
+def make_adapter(out: Path, kind: str = "LORA", **settings: Any) -> Any:
+    """Write an adapter of the base model to `out` and return the adapted model of `peft`."""
+    adapted = adapt(random_model(11, **SHAPE), kind, **settings)
     adapted.save_pretrained(out)
     return adapted
 
@@ -74,7 +82,7 @@ def assert_same(gpt: GPT, adapted: Any) -> None:
 @torch.no_grad()
 def assert_changed(gpt: GPT, base: Path) -> None:
     ids = torch.arange(32)[None] * 13 % 60
-    assert (gpt(ids) - load_gpt(base)(ids)).abs().max() > 0.05
+    assert (gpt(ids) - load_gpt(base)(ids)).abs().max() > 0.02
 
 
 def rewrite(folder: Path, change: Any) -> dict[str, Tensor]:
@@ -89,6 +97,17 @@ def edit(folder: Path, **settings: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
+def refusal(base: Path, folder: Path) -> str:
+    """Return the error of a merge, which must be one line and leave the network as it was."""
+    gpt = load_gpt(base)
+    before = copy.deepcopy(gpt.state_dict())
+    with pytest.raises(ExportError) as caught:
+        merge_adapter(gpt, folder)
+    assert all(torch.equal(value, before[name]) for name, value in gpt.state_dict().items())
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 ALL_LINEAR = ["c_attn", "c_proj", "c_fc"]
 SETTINGS: dict[str, dict[str, Any]] = {
     "by default": {},
@@ -99,6 +118,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "excluded": {"target_modules": ALL_LINEAR, "exclude_modules": ["h.0.attn.c_proj"]},
     "excluded by pattern": {"target_modules": ALL_LINEAR, "exclude_modules": r".*\.mlp\..*"},
     "rslora": {"target_modules": ALL_LINEAR, "use_rslora": True},
+    "dora": {"target_modules": ALL_LINEAR, "use_dora": True},
     "rank_pattern": {"target_modules": ALL_LINEAR, "rank_pattern": {"mlp.c_proj": 2, r"h\.\d+\.attn.c_proj": 7}},
     "alpha_pattern": {
         "target_modules": ALL_LINEAR, "use_rslora": True, "rank_pattern": {"c_fc": 3},
@@ -106,12 +126,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "bias all": {"target_modules": ["c_attn"], "bias": "all"},
     "bias lora_only": {"target_modules": ["c_attn", "c_fc"], "bias": "lora_only"},
+    "lora_bias": {"target_modules": ["c_attn", "c_fc"], "lora_bias": True},
     "modules_to_save": {"target_modules": ["c_attn"], "modules_to_save": ["ln_f", "h.0.ln_2", "wpe"]},
     "a saved block": {"target_modules": ["c_attn", "c_fc"], "modules_to_save": ["h.1.mlp"]},
     "positions": {"target_modules": ["c_attn", "wpe"], "rank_pattern": {"wpe": 3}},
+    "single tokens": {"target_modules": ["c_attn"], "trainable_token_indices": [1, 2]},
     "gaussian": {"target_modules": ["c_attn"], "init_lora_weights": "gaussian", "lora_dropout": 0.1},
     "eva": {"target_modules": ["c_attn"], "init_lora_weights": "eva", "eva_config": EvaConfig()},
     "orthogonal": {"target_modules": ["c_attn"], "init_lora_weights": "orthogonal"},
+    "pissa": {"target_modules": ["c_attn"], "init_lora_weights": "pissa"},
+    "parameters": {"target_modules": [], "target_parameters": ["h.0.attn.c_attn.weight"]},
     "embedding and head": {"target_modules": ["c_attn", "wte", "lm_head"], "ensure_weight_tying": True},
     "saved embedding and head": {
         "target_modules": ["c_attn"], "modules_to_save": ["wte", "lm_head"], "ensure_weight_tying": True,
@@ -127,9 +151,42 @@ def test_merged_logits_equal_those_of_peft(base: Path, tmp_path: Path, settings:
     assert_same(gpt, adapted)
 
 
+LINEAR = {"target_modules": ["c_attn", "c_fc"]}
+TYPES: dict[str, dict[str, Any]] = {
+    "LORA": LINEAR,
+    "ADALORA": LINEAR | {"total_step": 10},
+    "IA3": {"target_modules": ["c_attn", "mlp.c_proj"], "feedforward_modules": ["mlp.c_proj"]},
+    "LN_TUNING": {"target_modules": ["ln_f", "ln_1"]},
+    "TRAINABLE_TOKENS": {"target_modules": ["wte"], "token_indices": [1, 2]},
+    "VERA": LINEAR,
+    "PVERA": LINEAR,
+    "FOURIERFT": LINEAR | {"n_frequency": 20},
+    "WAVEFT": LINEAR | {"n_frequency": 20},
+    "VBLORA": LINEAR | {"vector_length": 8, "num_vectors": 8, "topk": 2},
+    "UNILORA": LINEAR,
+    "TINYLORA": LINEAR,
+    "RANDLORA": LINEAR | {"r": 4},
+    "HIRA": LINEAR,
+    "GRALORA": LINEAR,
+    "DEFT": LINEAR,
+}
+
+
+@pytest.mark.parametrize("kind", ADAPTER_TYPES)
+def test_every_adapter_type_that_is_accepted_merges_as_peft_has_it(base: Path, tmp_path: Path, kind: str) -> None:
+    adapted = make_adapter(tmp_path, kind, **TYPES[kind])
+    gpt = load_gpt(base)
+    old = {name: value.detach() for name, value in gpt.state_dict().items()}
+    copies = {name: value.clone() for name, value in old.items()}
+    merge_adapter(gpt, tmp_path)
+    assert_changed(gpt, base)
+    assert_same(gpt, adapted)
+    assert all(torch.equal(old[name], copies[name]) for name in old)
+
+
 def test_the_first_pattern_in_the_file_counts(base: Path, tmp_path: Path) -> None:
     make_adapter(tmp_path, target_modules=ALL_LINEAR, alpha_pattern={"c_proj": 20, "attn.c_proj": 9, r"h\.1\..*": 2})
-    reloaded = PeftModel.from_pretrained(random_model(11, **SHAPE), tmp_path).eval()  # PEFT sorted them when it saved
+    reloaded = PeftModel.from_pretrained(random_model(11, **SHAPE), tmp_path).eval()  # it sorts them when it saves
     assert_same(merged(base, tmp_path), reloaded)
 
 
@@ -141,6 +198,7 @@ def test_an_adapter_in_half_precision_and_as_a_bin_file(base: Path, tmp_path: Pa
     gpt = merged(base, tmp_path)
     assert adapter_file(tmp_path).name == "adapter_model.safetensors"
     assert_same(gpt, rounded)
+    assert {parameter.dtype for parameter in gpt.parameters()} == {torch.float32}
     (tmp_path / "adapter_model.safetensors").unlink()
     torch.save(tensors, tmp_path / "adapter_model.bin")
     again = merged(base, tmp_path)
@@ -167,8 +225,7 @@ def test_masks_among_the_biases_of_old_versions_are_ignored(base: Path, tmp_path
 
 def test_a_stored_head_equal_to_the_embedding_is_taken(base: Path, tmp_path: Path) -> None:
     adapted = make_adapter(tmp_path, target_modules=["c_attn"], modules_to_save=["lm_head"])
-    with pytest.raises(ModelError, match="parts the head from the token embedding"):
-        merged(base, tmp_path)
+    assert "parts the head from the token embedding" in refusal(base, tmp_path)
     wte = load_gpt(base).wte.weight.detach()
     rewrite(tmp_path, lambda state: state | {"base_model.model.lm_head.weight": wte})
     with torch.no_grad():
@@ -183,20 +240,16 @@ def test_a_stored_head_equal_to_the_embedding_is_taken(base: Path, tmp_path: Pat
         {"target_modules": ["lm_head"]},
         {"target_modules": ["c_attn"], "modules_to_save": ["wte"]},
         {"target_modules": ["c_attn"], "modules_to_save": ["wte", "lm_head"]},
-        {"target_modules": ["wte"], "ensure_weight_tying": True},  # PEFT leaves the head as it was all the same
+        {"target_modules": ["wte"], "ensure_weight_tying": True},  # peft leaves the head as it was all the same
     ],
 )
 def test_what_parts_head_and_embedding_is_refused(base: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     make_adapter(tmp_path, **settings)
-    gpt = load_gpt(base)
-    before = copy.deepcopy(gpt.state_dict())
-    with pytest.raises(ModelError, match=r"adapter_model\.safetensors: the adapter parts the head"):
-        merge_adapter(gpt, tmp_path)
-    assert all(torch.equal(value, before[name]) for name, value in gpt.state_dict().items())
+    assert refusal(base, tmp_path).startswith(f"{tmp_path / 'adapter_model.safetensors'}: the adapter parts the head")
 
 
-def test_neither_the_file_nor_the_tensors_that_were_there_change(base: Path, tmp_path: Path) -> None:
-    make_adapter(tmp_path, target_modules=ALL_LINEAR, bias="all")
+def test_only_changed_weights_are_new_and_nothing_old_changes(base: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path, target_modules=["c_attn"], bias="all")
     files = {path: path.read_bytes() for path in (base / "model.safetensors", adapter_file(tmp_path))}
     gpt = load_gpt(base)
     old = {name: value.detach() for name, value in gpt.state_dict().items()}
@@ -205,31 +258,60 @@ def test_neither_the_file_nor_the_tensors_that_were_there_change(base: Path, tmp
     assert_changed(gpt, base)
     assert all(torch.equal(old[name], copies[name]) for name in old)
     assert all(path.read_bytes() == content for path, content in files.items())
+    kept = {name for name, value in gpt.state_dict().items() if value.data_ptr() == old[name].data_ptr()}
+    changed = {name for name in old if name.endswith((".bias", "c_attn.weight"))}
+    assert kept == old.keys() - changed
 
 
-def test_settings_that_are_not_plain_lora_are_named_at_once(base: Path, tmp_path: Path) -> None:
+def test_settings_that_are_not_honoured_are_named_at_once(base: Path, tmp_path: Path) -> None:
     make_adapter(tmp_path, target_modules=["c_attn"])
-    edit(
-        tmp_path, use_dora=True, layer_replication=[[0, 2]], trainable_token_indices=[1], lora_bias=True,
-        init_lora_weights="pissa_niter_4", target_parameters=["x"], of_a_later_version={"a": 1}, unset=0,
-        corda_config={"corda_method": "ipm"}, task_type="CAUSAL_LM",
-    )  # fmt: skip
-    with pytest.raises(ModelError) as caught:
-        merged(base, tmp_path)
-    message = str(caught.value)
-    for part in (
-        "use_dora = True (DoRA", "layer_replication = [[0, 2]] (layers", "trainable_token_indices = [1]",
-        "lora_bias = True", "init_lora_weights = 'pissa_niter_4' (such an adapter belongs to a weight",
-        "target_parameters = ['x']", "of_a_later_version = {'a': 1} (an unknown setting)", "merge_and_unload()",
-    ):  # fmt: skip
-        assert part in message
-    assert not any(part in message for part in ("unset", "corda", "task_type"))
-    edit(tmp_path, peft_type="IA3")
-    with pytest.raises(ModelError, match=r"adapter_config\.json: peft_type = 'IA3' \(accepted: 'LORA'\)"):
-        merged(base, tmp_path)
+    edit(tmp_path, of_a_later_version={"a": 1}, unset=0, megatron_config={"x": 1}, megatron_core="antigravity")
+    assert refusal(base, tmp_path) == (
+        f"{tmp_path / 'adapter_config.json'}: of_a_later_version = {{'a': 1}} (a setting of a later peft); "
+        "megatron_config = {'x': 1} (accepted: null)"
+    )
+    assert "antigravity" not in sys.modules
+    for kind in ("PROMPT_TUNING", "XLORA", "SHADOW", "NONSENSE", None, ["LORA"]):
+        edit(tmp_path, peft_type=kind)
+        assert f"adapter_config.json: peft_type = {kind!r} (accepted: LORA, ADALORA, IA3, " in refusal(base, tmp_path)
 
 
-def test_pissa_is_merged_once_peft_has_converted_it(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"layer_replication": [[0, 2], [1, 2]]}, "does not fit the network: Could not locate the layers"),
+        ({"r": 0}, "does not fit the network: `r` should be a positive integer"),
+        ({"lora_alpha": float("nan")}, "peft cannot merge this adapter: NaNs detected in the merged weights"),
+        ({"lora_alpha": "x"}, "does not fit the network: "),
+        ({"target_modules": "*"}, "does not fit the network: "),
+        (
+            {"target_modules": ["no_such_module"]},
+            "does not fit the network: Target modules {'no_such_module'} not found",
+        ),
+        ({"rank_pattern": {"(": 3}}, "does not fit the network: "),
+        ({"bias": "some"}, "does not fit the network: Requested bias: some"),
+        ({"alora_invocation_tokens": [5]}, "peft cannot merge this adapter: aLoRA does not support safe merging"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_merged_are_refused(
+    base: Path, tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
+    make_adapter(tmp_path, target_modules=["c_attn"])
+    edit(tmp_path, **settings)
+    assert reason in refusal(base, tmp_path)
+
+
+def test_initialisations_that_the_files_do_not_tell_are_refused(base: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path, target_modules=["c_attn"], init_lora_weights="pissa_niter_4")
+    for start in ("pissa_niter_4", "OLoRA", "corda", "loftq", "lora_ga", 3):
+        edit(tmp_path, init_lora_weights=start)
+        assert f"init_lora_weights = {start!r} (the adapter belongs to weights that were changed first)" in refusal(
+            base, tmp_path
+        )
+
+
+def test_pissa_that_peft_converted_to_lora_is_merged(base: Path, tmp_path: Path) -> None:
     settings = LoraConfig(r=4, lora_alpha=6, target_modules=["c_attn"], init_lora_weights="pissa")
     adapted: Any = get_peft_model(random_model(11, **SHAPE), settings)
     adapted.peft_config["default"].init_lora_weights = True
@@ -239,32 +321,27 @@ def test_pissa_is_merged_once_peft_has_converted_it(base: Path, tmp_path: Path) 
         for name, parameter in adapted.named_parameters():
             if "lora_" in name:
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    adapted.eval().save_pretrained(tmp_path / "pissa")
-    with pytest.raises(ModelError, match=r"init_lora_weights = 'pissa' \(such an adapter belongs to a weight"):
-        merged(base, tmp_path / "pissa")
+    adapted.eval()
     adapted.save_pretrained(tmp_path / "lora", path_initial_model_for_weight_conversion=str(tmp_path / "initial"))
     gpt = merged(base, tmp_path / "lora")
     assert_changed(gpt, base)
     assert_same(gpt, adapted)
 
 
-@pytest.mark.parametrize("settings", [{"use_dora": True}, {"lora_bias": True}, {"trainable_token_indices": [1, 2]}])
-def test_other_adapters_of_peft_are_refused(base: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
-    make_adapter(tmp_path, target_modules=["c_attn"], **settings)
-    with pytest.raises(ModelError, match=next(iter(settings))):
-        merged(base, tmp_path)
-
-
-def test_settings_without_sense_are_named_at_once(base: Path, tmp_path: Path) -> None:
+def test_a_merge_that_does_not_give_the_adapters_logits_is_refused(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_adapter(tmp_path, target_modules=["c_attn"])
-    bad: dict[str, Any] = {
-        "r": 0, "lora_alpha": float("nan"), "use_rslora": 1, "bias": "some", "rank_pattern": {"(": 3},
-        "alpha_pattern": {"c_attn": "x"}, "modules_to_save": "ln_f", "target_modules": "*", "exclude_modules": [3],
-    }  # fmt: skip
-    edit(tmp_path, **bad)
-    with pytest.raises(ModelError) as caught:
+    monkeypatch.setattr(Linear, "merge", lambda self, **settings: None)
+    assert "the logits of the merged network differ from those of the adapter" in refusal(base, tmp_path)
+
+
+def test_without_peft_the_missing_package_is_named(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_adapter(tmp_path, target_modules=["c_attn"])
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ModuleNotFoundError) as caught:
         merged(base, tmp_path)
-    assert all(f"{key} = {value!r} (accepted: " in str(caught.value) for key, value in bad.items())
+    assert caught.value.name == "peft"
 
 
 def test_tensors_that_do_not_fit_are_named_at_once(base: Path, tmp_path: Path) -> None:
@@ -280,60 +357,50 @@ def test_tensors_that_do_not_fit_are_named_at_once(base: Path, tmp_path: Path) -
             f"{C_ATTN}.lora_magnitude_vector",
             f"{PREFIX}h.2.attn.c_attn.lora_A.weight",
             f"{PREFIX}wpe.lora_A.weight",
-            f"{PREFIX}ln_f.base_layer.weight",
             "base_model.model.score.weight",
             "transformer.ln_f.weight",
-            "base_model.model.h.0.attn.c_attn.lora_A.weight",
         ]
         return state | {key: torch.ones(23) for key in odd}
 
     rewrite(tmp_path, damage)
-    gpt = load_gpt(base)
-    with pytest.raises(ModelError) as caught:
-        merge_adapter(gpt, tmp_path)
+    message = refusal(base, tmp_path)
     for part in (
         f"missing {C_ATTN}.lora_A.weight (4, 24)",
         f"missing {PREFIX}h.1.mlp.c_proj.lora_A.weight (4, 96)",
         f"missing {PREFIX}h.1.mlp.c_proj.lora_B.weight (24, 4)",
-        "missing ln_f.bias (modules_to_save has it)",
+        f"missing {PREFIX}ln_f.bias (24,)",
         f"{PREFIX}h.0.mlp.c_fc.lora_B.weight has shape (96, 4), expected (96, 5)",
         f"{PREFIX}h.0.attn.c_proj.lora_A.weight has dtype I8, expected one of F32, F16, BF16",
-        f"{PREFIX}ln_f.base_layer.weight has shape (23,), expected (24,)",
         f"unexpected {C_ATTN}.lora_magnitude_vector",
         f"unexpected {PREFIX}h.2.attn.c_attn.lora_A.weight",
         "unexpected base_model.model.score.weight",
         f"unexpected {PREFIX}wpe.lora_A.weight",
         "unexpected transformer.ln_f.weight",
-        "unexpected base_model.model.h.0.attn.c_attn.lora_A.weight",
-        f"ln_f.weight is there twice, as {PREFIX}ln_f.base_layer.weight and {PREFIX}ln_f.weight",
     ):
-        assert part in str(caught.value)
-    assert all(torch.equal(value, load_gpt(base).state_dict()[name]) for name, value in gpt.state_dict().items())
+        assert part in message
 
 
 def test_missing_biases_and_ranks_of_another_setting_are_refused(base: Path, tmp_path: Path) -> None:
     make_adapter(tmp_path, target_modules=["c_attn"])
     edit(tmp_path, bias="lora_only", r=8)
-    with pytest.raises(ModelError) as caught:
-        merged(base, tmp_path)
-    assert "missing h.1.attn.c_attn.bias (bias = 'lora_only')" in str(caught.value)
-    assert f"{C_ATTN}.lora_A.weight has shape (4, 24), expected (8, 24)" in str(caught.value)
-    assert "ln_1" not in str(caught.value)
+    message = refusal(base, tmp_path)
+    assert f"missing {PREFIX}h.1.attn.c_attn.base_layer.bias (72,)" in message
+    assert f"{C_ATTN}.lora_A.weight has shape (4, 24), expected (8, 24)" in message
+    assert "ln_1" not in message
 
 
 def test_numbers_that_are_not_finite_are_refused(base: Path, tmp_path: Path) -> None:
     make_adapter(tmp_path, target_modules=["c_attn"])
     rewrite(tmp_path, lambda state: state | {f"{C_ATTN}.lora_B.weight": torch.full((72, 4), float("nan"))})
-    with pytest.raises(ModelError, match=r"h\.0\.attn\.c_attn\.lora_B\.weight holds NaN or infinity"):
-        merged(base, tmp_path)
+    assert "h.0.attn.c_attn.lora_B.weight holds NaN or infinity" in refusal(base, tmp_path)
 
 
 def test_folders_without_an_adapter_are_refused(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no adapter_config\.json in .*expected the folder of a PEFT LoRA adapter"):
+    with pytest.raises(ModelError, match=r"no adapter_config\.json in .*expected the folder of a PEFT adapter"):
         merged(base, tmp_path)
     make_adapter(tmp_path, target_modules=["c_attn"])
     (tmp_path / "adapter_model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"no adapter_model\.safetensors or adapter_model\.bin in"):
+    with pytest.raises(ExportError, match=r"no adapter_model\.safetensors or adapter_model\.bin in"):
         merged(base, tmp_path)
     (tmp_path / "adapter_config.json").write_text("{")
     with pytest.raises(ModelError, match=r"adapter_config\.json is not valid JSON"):
@@ -352,6 +419,17 @@ def test_code_in_an_adapter_is_never_run(base: Path, tmp_path: Path) -> None:
     make_adapter(tmp_path, target_modules=["c_attn"])
     (tmp_path / "adapter_model.safetensors").unlink()
     torch.save({"x": Hostile(tmp_path / "trap")}, tmp_path / "adapter_model.bin")
-    with pytest.raises(ModelError, match=r"asks for posix\.mkdir beside its tensors; no code out of a pickle"):
+    with pytest.raises(ModelError, match=r"asks for posix\.mkdir beside its tensors; code in a pickle is never run"):
         merged(base, tmp_path)
     assert not (tmp_path / "trap").exists()
+
+
+def test_nothing_is_printed(base: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path, target_modules=ALL_LINEAR)  # without fan_in_fan_out, of which peft warns
+    code = (
+        "import sys; from pathlib import Path; from ortgpt_models import load_gpt\n"
+        "from ortgpt_exporter.checkpoint.lora import merge_adapter\n"
+        "merge_adapter(load_gpt(Path(sys.argv[1])), Path(sys.argv[2]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, base, tmp_path], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
