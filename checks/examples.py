@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import venv
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -101,7 +102,10 @@ class Place:
         """Return the environment variables of a program here: those of this process, and its steps counted."""
         path = os.pathsep.join(filter(None, [str(STEPS), os.environ.get("PYTHONPATH")]))
         home = {"HOME": str(self.folder), "PATH": f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"}
-        return os.environ | home | {"PYTHONPATH": path, "STEP_FILE": str(self.step_file)} | extra
+        own = {
+            name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
+        }  # which hides a lost flush
+        return own | home | {"PYTHONPATH": path, "STEP_FILE": str(self.step_file)} | extra
 
     def run(self, *command: str | Path, text: str | None = None, **extra: str) -> str:
         """Run a command here and return its standard output. Raises ExampleError, with both outputs, where it fails."""
@@ -114,12 +118,22 @@ class Place:
             )
         return done.stdout
 
-    def begin(self, *command: str | Path, **extra: str) -> subprocess.Popen[str]:
-        """Start a command here whose standard output is a pipe, and its standard error the same."""
-        return subprocess.Popen(
+    @contextmanager
+    def beginning(self, *command: str | Path, **extra: str) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+        """Start a command here, and give it and what it writes; end it with the block, or after a minute."""
+        process = subprocess.Popen(
             command, cwd=self.folder, env=self.environ(**extra), text=True, encoding="utf-8",
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=allow_interrupts,
         )  # fmt: skip
+        assert process.stdout is not None
+        timer = threading.Timer(60, process.kill)
+        timer.start()
+        try:
+            yield process, process.stdout
+        finally:
+            timer.cancel()
+            process.kill()
+            process.communicate()
 
     def expected(self, *calls: tuple[str, dict[str, Any]]) -> list[str]:
         """Return what the runtime itself continues each prompt with, with the options beside it."""
@@ -177,20 +191,21 @@ def terminal(place: Place) -> tuple[str, str]:
     expect(written == f"{PROMPT}{want}\n", f"wrote {written!r}, not {PROMPT + want!r}")
 
     before = place.steps()
-    with place.begin(place.python, program, PROMPT, "100000", STEP_SECONDS=str(STEP_SECONDS)) as process:
-        assert process.stdout is not None
-        begun = process.stdout.read(len(PROMPT) + 8)  # returns while the program writes: the text comes in pieces
+    slow = {"STEP_SECONDS": str(STEP_SECONDS)}
+    with place.beginning(place.python, program, PROMPT, "100000", **slow) as (process, output):
+        begun = output.read(len(PROMPT) + 8)  # returns while the program writes: the text comes in pieces
         shown = place.steps() - before
-        expect(process.poll() is None and shown < 20, f"nothing was shown before step {shown}")
+        expect(process.poll() is None and shown < 20, f"nothing was written before step {shown}")
         process.send_signal(signal.SIGINT)
-        rest = process.stdout.read()
-    expect(process.returncode == 130, f"Ctrl-C: exit code {process.returncode}")
+        rest = output.read()
+        status = process.wait()
+    expect(status == 130, f"Ctrl-C: exit code {status}")
     expect("Traceback" not in rest and rest.endswith("\n"), f"Ctrl-C: wrote {rest!r}")
     after = place.expect_leaving_ends(before + shown, 2, "Ctrl-C")
 
-    with place.begin(place.python, program, PROMPT, "0") as process:
-        refusal, _ = process.communicate(timeout=60)
-    expect(process.returncode == 1, f"a bad option: exit code {process.returncode}")
+    with place.beginning(place.python, program, PROMPT, "0") as (process, output):
+        refusal, status = output.read(), process.wait()
+    expect(status == 1, f"a bad option: exit code {status}")
     expect(refusal == "stream.py: max_new_tokens = 0 (accepted: an integer of 1 or more)\n", f"wrote {refusal!r}")
     transcript = (
         f"$ python stream.py {PROMPT!r} 60\n{written}\n$ python stream.py {PROMPT!r} 100000\n{begun}{rest.rstrip()}\n"
@@ -294,7 +309,8 @@ def flask_gunicorn(place: Place) -> tuple[str, str]:
         process.wait(20)
         shutdown_s = time.monotonic() - started
         ask.close(running)
-        expect(not any(Path(f"/proc/{pid}").exists() for pid in workers), "a worker outlives the server")
+        place.expect_leaving_ends(place.steps(), 0, "shutdown")
+        expect(not any(map(is_running, workers)), "a worker outlives the server")
         transcript[-1] = f"{transcript[-1][:200]} ...\n(ended by timeout_s after {waited_s:.1f} s)"
     return "\n\n".join(transcript), f"{more} steps after a client left, {shutdown_s:.1f} s to shut down"
 
@@ -421,7 +437,7 @@ def docker(place: Place) -> tuple[str, str]:
     done = subprocess.run([root / "venv/bin" / command[0], *command[1:]], cwd=root / "home", env=environ,
                           capture_output=True, text=True)  # fmt: skip
     expect((done.returncode, done.stderr) == (0, ""), f"{command}: {done.returncode}\n{done.stdout}{done.stderr}")
-    (want,) = place.expected((command[-1], {}))
+    (want,) = place.expected(image_call(command))
     expect(done.stdout == f"{want}\n", f"wrote {done.stdout!r}, not {want!r}")
     packages = next((root / "venv/lib").glob("python3*/site-packages"))
     names = {path.name for path in packages.iterdir()}
@@ -429,6 +445,13 @@ def docker(place: Place) -> tuple[str, str]:
     size_mb = sum(path.stat().st_size for path in packages.rglob("*") if path.is_file()) / 1e6
     transcript += [f"$ {shlex.join(command)}", done.stdout]
     return "\n".join(transcript), f"{size_mb:.0f} MB in /venv; the image itself was not built"
+
+
+def image_call(command: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return prompt and options that the image's command names: ortgpt generate austen PROMPT --OPTION VALUE ..."""
+    expect(command[:3] == ["ortgpt", "generate", "austen"], f"the image runs {command}")
+    options = dict(zip(command[4::2], command[5::2], strict=True))
+    return command[3], {name.removeprefix("--"): json.loads(value) for name, value in options.items()}
 
 
 CHECKS: dict[str, Callable[[Place], tuple[str, str]]] = {
@@ -502,6 +525,12 @@ class Client:
 # ---- environments
 
 
+def is_running(pid: int) -> bool:
+    """Tell whether a process is there and is more than the entry that an ended one leaves until its parent asks."""
+    status = Path(f"/proc/{pid}/status")
+    return status.exists() and not re.search(r"^State:\s+[ZX]", status.read_text(), re.MULTILINE)
+
+
 def package_index() -> dict[str, str]:
     """Return what of this process's environment says where pip finds packages."""
     return {name: value for name, value in os.environ.items() if name.startswith("PIP_")} | {"HOME": os.environ["HOME"]}
@@ -557,12 +586,12 @@ def check(name: str, wheel: Path, bundle: Path | None, keep: bool) -> bool:
         transcript, remark = CHECKS[name](Place(folder, python))
         passed = True
     except Exception as error:  # noqa: BLE001  # one example's failure must not hide the others
-        transcript, remark, passed = f"FAILED: {error!r}\n{error}", f"FAILED: {error}", False
+        transcript, remark, passed = f"FAILED\n{error!r}\n\n{error}", str(error), False
     record.write_text(transcript.rstrip() + "\n", encoding="utf-8")
     if not keep:
         shutil.rmtree(environment, ignore_errors=True)
         shutil.rmtree(folder / "root", ignore_errors=True)
-    print(f"{name:<16}{'ok' if passed else 'FAILED':<8}{time.monotonic() - started:5.1f} s  {remark}", flush=True)
+    print(f"{name:<16}{'ok' if passed else 'FAILED':<8}{time.monotonic() - started:5.1f} s  {remark[:400]}", flush=True)
     return passed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 _END = object()
 
 
-async def iterate_in_thread(begin: Callable[[], Iterator[Item]]) -> AsyncIterator[Item]:
+async def iterate_in_thread(begin: Callable[[], Iterator[Item]]) -> AsyncGenerator[Item, None]:
     """Yield what an iterator yields, made and read in a thread; close it when the loop is left or cancelled."""
     pool = ThreadPoolExecutor(1)  # one thread, so that closing waits for the step that runs
     items: list[Iterator[Item]] = []

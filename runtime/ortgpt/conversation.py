@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NoReturn, Unpack
 
 from ortgpt.errors import ContextLengthError, ConversationError, OptionError
@@ -67,7 +67,7 @@ class Conversation:
 
     def stream(
         self, text: Prompt = "", options: GenerationOptions | None = None, **keywords: Unpack[GenerationKeywords]
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         """Do as generate(), and yield the text as it comes. If the loop is left, what came so far stays.
 
         Text and options are checked at the call. The turn begins with the first piece, and is open until the last one,
@@ -77,7 +77,7 @@ class Conversation:
         check_stream(made)
         return self._pieces(text, made, self._prepare(text, made))
 
-    def _pieces(self, text: Prompt, options: GenerationOptions, turn: _Turn) -> Iterator[Piece]:
+    def _pieces(self, text: Prompt, options: GenerationOptions, turn: _Turn) -> Generator[Piece, None, None]:
         if turn.base != self._version:  # the text has changed since the call
             turn = self._prepare(text, options)
         self._begin(turn)

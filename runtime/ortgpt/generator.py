@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -151,7 +152,7 @@ class Generator:
 
     def stream(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKeywords]
-    ) -> Iterator[Piece]:
+    ) -> abc.Generator[Piece, None, None]:
         """Continue one prompt and yield the text as it comes; the pieces joined are the text of generate().
 
         The last piece has a finish_reason. Options and prompt are checked at the call, not at the first piece; raises
@@ -172,7 +173,7 @@ class Generator:
 
     def astream(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKeywords]
-    ) -> AsyncIterator[Piece]:
+    ) -> abc.AsyncGenerator[Piece, None]:
         """Do as stream() in a thread, for `async for`. Leaving the loop, or cancelling, ends it.
 
         Options and prompt are checked with the first piece.

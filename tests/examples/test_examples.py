@@ -58,21 +58,20 @@ def test_the_cells_of_the_notebook_give_what_the_runtime_gives(tmp_path: Path, m
 def test_the_command_of_the_image_writes_what_the_runtime_gives(tmp_path: Path) -> None:
     here = place("docker", tmp_path)
     text = (here.folder / "Dockerfile").read_text(encoding="utf-8")
-    program, *first = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[-1])
-    command = [*first, *json.loads(re.findall(r"^CMD (.*)$", text, re.MULTILINE)[-1])]
-    assert program == "ortgpt"
-    (want,) = here.expected((command[-1], {}))
-    assert here.run(here.python, "-m", program, *command) == f"{want}\n"
+    command = [
+        word for part in re.findall(r"^(?:ENTRYPOINT|CMD) (.*)$", text, re.MULTILINE) for word in json.loads(part)
+    ]
+    (want,) = here.expected(CHECKS.image_call(command))
+    assert here.run(here.python, "-m", *command) == f"{want}\n"
 
 
 def test_a_client_that_leaves_is_found_out_if_the_generation_goes_on(tmp_path: Path) -> None:
     """The check itself must be able to fail: count the steps of a program that nobody ends."""
     here = place("terminal", tmp_path)
-    with here.begin(here.python, "stream.py", "It is", "2000", STEP_SECONDS="0.1") as process:
-        process.stdout.read(8)
+    with here.beginning(here.python, "stream.py", "It is", "2000", STEP_SECONDS="0.1") as (_, output):
+        output.read(8)
         with pytest.raises(CHECKS.ExampleError, match="goes on"):
             here.expect_leaving_ends(here.steps(), 2, "nobody left")
-        process.kill()
 
 
 def test_every_example_has_a_check_and_a_line_in_the_list() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ortgpt.errors import OptionError, UnknownOptionError
+from ortgpt.options.exclusions import OVERFLOWS, SAMPLING, check_together
 from ortgpt.options.option import Flag, Option, option
 from ortgpt.options.resolved import Grammar, LogitsProcessor, ResolvedOptions
 from ortgpt.options.validation import (
@@ -27,8 +28,6 @@ from ortgpt.options.validation import (
     token_ids,
     words,
 )
-
-_OVERFLOWS = ("error", "truncate", "slide")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +169,7 @@ class GenerationOptions:
         default=False, elsewhere=("prompt_logprobs",),
     )  # fmt: skip
     context_overflow: str | None = option(
-        choice(*_OVERFLOWS),
+        choice(*OVERFLOWS),
         'What to do beyond the context: "error", "truncate" the prompt to what leaves room, or "slide".',
         Flag("--context-overflow", "HOW", in_chat=False), default="error", elsewhere=("context_shift", "truncation"),
     )  # fmt: skip
@@ -234,7 +233,7 @@ class GenerationOptions:
         default without effect gives way silently.
         """
         sample = self._samples(defaults) and (self.num_beams or 1) == 1
-        check_together(self, sample)
+        check_together({name: getattr(self, name) for name in OPTIONS}, OPTIONS, sample)
         values: dict[str, Any] = {}
         for name, declared in OPTIONS.items():
             value = getattr(self, name)
@@ -274,97 +273,6 @@ OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in 
 GenerationOptions.__doc__ = "\n".join(
     [f"{GenerationOptions.__doc__}\n", *(f"    {name}: {declared.help}" for name, declared in OPTIONS.items())]
 )
-
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
-# What has an effect only beside another option: name, the other's name, what the other has to be, in words.
-_NEEDS: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
-    ("length_penalty", "num_beams", lambda beams: (beams or 1) > 1, "{num_beams.name} above 1"),
-    ("early_stopping", "num_beams", lambda beams: (beams or 1) > 1, "{num_beams.name} above 1"),
-    ("echo", "logprobs", lambda count: count is not None, "{logprobs.name}"),
-    ("keep_tokens", "context_overflow", lambda how: how in _OVERFLOWS[1:],
-     '{context_overflow.name} "truncate" or "slide"'),
-    ("slide_tokens", "context_overflow", lambda how: how == "slide", '{context_overflow.name} "slide"'),
-    ("num_assistant_tokens", "assistant_model", lambda model: model is not None, "an {assistant_model.name}"),
-)  # fmt: skip
-# What num_beams above 1 excludes, beside the options of sampling.
-_NOT_WITH_BEAMS = (
-    "logprobs", "prompt_lookup_num_tokens", "assistant_model", "grammar", "context_overflow", "deterministic"
-)  # fmt: skip
-
-
-def check_together(options: GenerationOptions, sample: bool) -> None:
-    """Raise OptionError for options that exclude each other, and for those without effect."""
-    _check_sampling(options, sample)
-    for name, other, is_met, wanted in _NEEDS:
-        if getattr(options, name) not in (None, OPTIONS[name].default) and not is_met(getattr(options, other)):
-            raise _error(options, f"{{{name}}} would have no effect without {wanted}", name, other)
-    if options.min_new_tokens and options.max_new_tokens and options.min_new_tokens > options.max_new_tokens:
-        raise _error(
-            options, "{min_new_tokens} (accepted: at most {max_new_tokens})", "min_new_tokens", "max_new_tokens"
-        )
-    if options.grammar is not None and options.min_new_tokens:
-        raise _error(
-            options, "{min_new_tokens} cannot be combined with a grammar, which says when a text ends", "min_new_tokens"
-        )
-    drafting = _given(options, "prompt_lookup_num_tokens", "assistant_model")
-    if len(drafting) > 1:
-        raise _error(
-            options, "{prompt_lookup_num_tokens.name} and {assistant_model.name} both propose drafts: give one of them",
-            *drafting,
-        )  # fmt: skip
-    if options.deterministic and drafting:
-        raise _error(
-            options, f"{_fields(drafting)} cannot be combined with {{deterministic}}: it takes no drafts",
-            *drafting, "deterministic",
-        )  # fmt: skip
-    _check_sequences(options, sample)
-
-
-def _check_sampling(options: GenerationOptions, sample: bool) -> None:
-    if options.do_sample and options.temperature == 0:
-        raise _error(
-            options, "{temperature} is greedy and {do_sample} draws: give one of them", "temperature", "do_sample"
-        )
-    if sample or (options.num_beams or 1) > 1:
-        return
-    idle = [name for name in _given(options, *SAMPLING) if (name, options.temperature) != ("temperature", 0)]
-    if idle:
-        why = "temperature" if options.temperature == 0 else "do_sample"
-        raise _error(
-            options, f"{_fields(idle)} would have no effect with {{{why}}}: leave it out, or let it sample", *idle, why
-        )
-
-
-def _check_sequences(options: GenerationOptions, sample: bool) -> None:
-    beams, sequences = options.num_beams or 1, options.num_return_sequences or 1
-    if beams > 1:
-        excluded = _given(options, *SAMPLING, *_NOT_WITH_BEAMS)
-        excluded = [name for name in excluded if (name, options.temperature) != ("temperature", 0)]
-        excluded += ["do_sample"] if options.do_sample else []
-        if excluded:
-            raise _error(options, f"{_fields(excluded)} cannot be combined with {{num_beams}}", *excluded, "num_beams")
-        if sequences > beams:
-            raise _error(
-                options, "{num_return_sequences} (accepted: at most {num_beams})", "num_return_sequences", "num_beams"
-            )
-    elif not sample and sequences > 1:
-        raise _error(
-            options,
-            "{num_return_sequences} would be the same text again and again: let it sample, or give {num_beams.name}",
-            "num_return_sequences", "num_beams",
-        )  # fmt: skip
-
-
-def _given(options: GenerationOptions, *names: str) -> list[str]:
-    return [name for name in names if getattr(options, name) is not None]
-
-
-def _fields(names: Sequence[str]) -> str:
-    return ", ".join(f"{{{name}}}" for name in names)
-
-
-def _error(options: GenerationOptions, template: str, *names: str) -> OptionError:
-    return OptionError(template, {name: getattr(options, name) for name in names})
 
 
 def _did_you_mean(unknown: Sequence[str]) -> str:

@@ -27,7 +27,8 @@ def count(ids: Any, logits: Any) -> Any:
 
 def counted(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: ortgpt.Generator, *args: Any, **options: Any) -> Any:
-        return method(self, *args, logits_processor=count, **options)
+        options.setdefault("logits_processor", count)  # astream() may call stream(), which must not count again
+        return method(self, *args, **options)
 
     return call
 
@@ -42,5 +43,5 @@ def recorded(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 ortgpt.load = recorded(ortgpt.load)
-for _name in ("stream", "generate_batch"):  # generate, agenerate and astream call these
+for _name in ("generate", "generate_batch", "stream", "agenerate", "astream"):
     setattr(ortgpt.Generator, _name, counted(getattr(ortgpt.Generator, _name)))
