@@ -1,12 +1,11 @@
-"""Interrupted writers: `unshare --user --map-root-user --mount python tests/faults.py [ROUNDS]`, some minutes.
+"""Interrupt writers: `unshare --user --map-root-user --mount python checks/faults.py [ROUNDS]`, some minutes.
 
-An export, a quantisation and a training are ended at random moments by SIGKILL, by SIGINT and by a full disk (a small
-tmpfs, which the mounts of a namespace of its own allow anybody), ROUNDS times each (default 5); of the exports and
-quantisations every other one is to replace a bundle. Afterwards a bundle that was there has to write the text that it
-wrote before, or be the new one, whole; nothing half-written may have the name of a result, and nothing at all may stay
-but what SIGKILL leaves, and that not after the next run. A training has to go on from where it was, and to end with the
-weights of one that was never interrupted. Prints what was interrupted; exit code 1 where something was lost, or where
-too few interruptions came before the end.
+Ends an export, a quantisation and a training at random moments by SIGKILL, by SIGINT and by a full disk (a small tmpfs,
+which needs the mount namespace), ROUNDS times each (default 5). Every other export and quantisation replaces a bundle.
+Afterwards the folder has to hold the old bundle or the whole new one, each with its own text. Nothing else may remain,
+except that the next run may clean up after SIGKILL. A training has to resume from its last saved step, and to end with
+the weights of an uninterrupted one. Prints what was interrupted; exits with 1 if something was lost, or if too few
+interruptions came before the end.
 """
 
 from __future__ import annotations
@@ -24,10 +23,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ortgpt
-from support import TEXT, write_checkpoint
 
-_SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGINT": signal.SIGINT}
-_KINDS = (*_SIGNALS, "full disk")
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support import TEXT, write_checkpoint  # needs the path above
+
+SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGINT": signal.SIGINT}
+KINDS = (*SIGNALS, "full disk")
 
 
 def main(rounds: int) -> int:
@@ -49,8 +50,8 @@ def main(rounds: int) -> int:
         lost = check_bundles("export", export, old, work, rounds, chance)
         lost += check_bundles("quantize", quantize, old, work, rounds, chance)
         lost += check_training(work, rounds, chance)
-    for each in lost:
-        print(f"LOST: {each}")
+    for loss in lost:
+        print(f"LOST: {loss}")
     return 1 if lost else 0
 
 
@@ -58,31 +59,31 @@ def check_bundles(
     name: str, command: Callable[[Path], list[str]], old: Path, work: Path, rounds: int, chance: random.Random
 ) -> list[str]:
     new = work / f"new-{name}"
-    length_s = timed(lambda: must_run(command(new)))
+    duration_s = timed(lambda: must_run(command(new)))
     old_text, new_text = text_of(old), text_of(new)
     lost = []
-    for kind in _KINDS:
-        ended = 0
+    for kind in KINDS:
+        interruptions = 0
         for number in range(4 * rounds):
-            if ended == rounds:
+            if interruptions == rounds:
                 break
-            with place(work / "place", small=kind == "full disk") as resize:
+            with new_folder(work / "place", small=kind == "full disk") as resize:
                 out = work / "place" / "out"
                 if number % 2:
                     shutil.copytree(old, out)
                 resize(size_of(out) + chance.randrange(size_of(new)))
-                ended += interrupted(command(out), kind, length_s, chance)
-                found = text_of(out) if out.exists() else None
-                if found not in (old_text if number % 2 else None, new_text):
-                    lost.append(f"{name}, {kind}: the bundle writes {found!r}")
-                debris = [path.name for path in out.parent.iterdir() if path != out]
-                if kind != "SIGKILL":
-                    lost += [f"{name}, {kind}: {each} stays" for each in debris]
-                elif debris:
+                interruptions += interrupt(command(out), kind, duration_s, chance)[0]
+                text = text_of(out) if out.exists() else None
+                if text not in (old_text if number % 2 else None, new_text):
+                    lost.append(f"{name}, {kind}: the bundle writes {text!r}")
+                remains = others(out)
+                if kind == "SIGKILL" and remains:
                     must_run(command(out))
-                    lost += [f"{name}, {kind}: {path.name} stays after the next run" for path in out.parent.glob(".*")]
-        lost += [f"{name}, {kind}: only {ended} came before the end"] if ended < rounds else []
-        print(f"{name}, {kind}: {ended} interrupted")
+                    remains = others(out)
+                lost += [f"{name}, {kind}: {path.name} remains" for path in remains]
+        if interruptions < rounds:
+            lost.append(f"{name}, {kind}: only {interruptions} interruptions came before the end")
+        print(f"{name}, {kind}: {interruptions} interrupted", flush=True)
     return lost
 
 
@@ -95,34 +96,34 @@ def check_training(work: Path, rounds: int, chance: random.Random) -> list[str]:
                 "--n-positions", "32", "--vocab-size", "300", "--steps", "1500", "--batch-size", "4",
                 "--save-every", "25"]  # fmt: skip
 
-    length_s = timed(lambda: must_run(train(work / "trained")))
-    want = weights_of(work / "trained")
+    duration_s = timed(lambda: must_run(train(work / "trained")))
+    expected = weights_of(work / "trained")
     lost = []
-    for kind in _KINDS:
-        ended = gone_on = 0
+    for kind in KINDS:
+        interruptions = resumed = 0
         for _ in range(rounds):
-            with place(work / "place", small=kind == "full disk") as resize:
+            with new_folder(work / "place", small=kind == "full disk") as resize:
                 out = work / "place" / "trained"
-                room = size_of(work / "trained")
+                disk_bytes = size_of(work / "trained")
                 while not out.exists():
-                    room += chance.randrange(2 * size_of(work / "trained"))
-                    resize(room)
-                    began = (out.parent / "trained.training" / "state.pt").exists()
-                    said: list[str] = []
-                    ended += interrupted(train(out), kind, length_s, chance, said)
-                    gone_on += began and "goes on from step" in "".join(said)
-                if weights_of(out) != want:
-                    lost.append(f"train, {kind}: other weights than those of an uninterrupted run")
-                must_end = [path.name for path in out.parent.iterdir() if path != out]
-                lost += [f"train, {kind}: {each} stays" for each in must_end]
-        lost += [] if ended and gone_on else [f"train, {kind}: {ended} interrupted, {gone_on} gone on with"]
-        print(f"train, {kind}: {rounds} begun, {ended} times interrupted, {gone_on} times gone on with")
+                    disk_bytes += chance.randrange(2 * size_of(work / "trained"))
+                    resize(disk_bytes)
+                    has_state = (out.parent / "trained.training" / "state.pt").exists()
+                    was_interrupted, errors = interrupt(train(out), kind, duration_s, chance)
+                    interruptions += was_interrupted
+                    resumed += has_state and "resumes at step" in errors
+                if weights_of(out) != expected:
+                    lost.append(f"train, {kind}: the weights differ from those of an uninterrupted run")
+                lost += [f"train, {kind}: {path.name} remains" for path in others(out)]
+        summary = f"train, {kind}: {rounds} trainings, {interruptions} interruptions, {resumed} resumed"
+        lost += [] if interruptions and resumed else [summary]
+        print(summary, flush=True)
     return lost
 
 
 @contextmanager
-def place(folder: Path, *, small: bool) -> Iterator[Callable[[int], None]]:
-    """Make a folder that is gone afterwards; yields what sets the size in bytes of its disk, if that is `small`."""
+def new_folder(folder: Path, *, small: bool) -> Iterator[Callable[[int], None]]:
+    """Make a folder and remove it afterwards; with `small` it has a disk, whose size in bytes the yielded call sets."""
     folder.mkdir()
     if small:
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(folder)], check=True)
@@ -139,31 +140,24 @@ def place(folder: Path, *, small: bool) -> Iterator[Callable[[int], None]]:
         shutil.rmtree(folder)
 
 
-def interrupted(
-    arguments: list[str], kind: str, length_s: float, chance: random.Random, said: list[str] | None = None
-) -> bool:
-    """Run a command, send a signal at a random moment behind its imports; tell whether it had not been done by then.
-
-    What it says goes to `said`.
-    """
-    # A shell that runs this in the background has SIGINT ignored, and its children inherit that.
+def interrupt(arguments: list[str], kind: str, duration_s: float, chance: random.Random) -> tuple[bool, str]:
+    """Run a command, with a signal at a random moment after its imports; return whether it failed, and its errors."""
+    # A shell that runs this in the background ignores SIGINT, which its children inherit.
     process = subprocess.Popen(
         [sys.executable, "-m", "ortgpt", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    if kind in _SIGNALS:
-        time.sleep(length_s * chance.uniform(0.4, 1))
-        process.send_signal(_SIGNALS[kind])
+    if kind in SIGNALS:
+        time.sleep(duration_s * chance.uniform(0.4, 1))
+        process.send_signal(SIGNALS[kind])
     _, errors = process.communicate()
-    if said is not None:
-        said.append(errors)
-    return process.returncode != 0
+    return process.returncode != 0, errors
 
 
 def must_run(arguments: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "ortgpt", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"{arguments} failed by itself: {done.stderr}")
+    result = subprocess.run([sys.executable, "-m", "ortgpt", *arguments], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise SystemExit(f"{arguments} failed without an interruption: {result.stderr}")
 
 
 def timed(function: Callable[[], object]) -> float:
@@ -173,8 +167,13 @@ def timed(function: Callable[[], object]) -> float:
 
 
 def size_of(folder: Path) -> int:
-    """Return what the files of a folder take, in bytes, in whole pages."""
+    """Return the bytes that the files of a folder take, in whole pages."""
     return sum(-(-path.stat().st_size // 4096) * 4096 for path in folder.glob("*"))
+
+
+def others(out: Path) -> list[Path]:
+    """Return what else is in the folder of `out`."""
+    return [path for path in out.parent.iterdir() if path != out]
 
 
 def text_of(bundle: Path) -> str:

@@ -1,4 +1,7 @@
-"""Print what the runtime alone makes of a bundle, as JSON: `make test-pythons` compares environments by it."""
+"""Print, as JSON, what the runtime computes with a bundle: `python checks/greedy.py BUNDLE`.
+
+`make check-pythons` compares the output of several Pythons. Needs the runtime alone.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,19 @@ import ortgpt
 
 PROMPTS = ["It is a truth universally acknowledged,", "", '"My dear Mr. Bennet," said his lady', "日本"]
 
-with ortgpt.load(sys.argv[1]) as generator:
-    greedy = [completion.token_ids for completion in generator.generate_batch(PROMPTS, max_new_tokens=48)]
-    drawn = [generator.generate(prompt, max_new_tokens=48, top_p=0.9, seed=3).token_ids for prompt in PROMPTS]
-    beams = [each.token_ids for each in generator.generate_batch(PROMPTS, max_new_tokens=12, num_beams=3)]
-    held = [generator.generate(prompt, max_new_tokens=12, grammar="[A-Z][a-z ]{3,30}").text for prompt in PROMPTS]
-    guessed = generator.generate("a man and a man and a", max_new_tokens=24, prompt_lookup_num_tokens=6).token_ids
-    score = round(generator.score("It is a truth universally acknowledged").nll, 3)
-found = {"greedy": greedy, "drawn": drawn, "beams": beams, "grammar": held, "look-up": guessed, "nll": score}
-sys.stdout.write(json.dumps(found) + "\n")
+
+def main(bundle: str) -> None:
+    with ortgpt.load(bundle) as generator:
+        greedy = generator.generate_batch(PROMPTS, max_new_tokens=48)
+        beams = generator.generate_batch(PROMPTS, max_new_tokens=12, num_beams=3)
+        sampled = [generator.generate(prompt, max_new_tokens=48, top_p=0.9, seed=3) for prompt in PROMPTS]
+        grammar = [generator.generate(prompt, max_new_tokens=12, grammar="[A-Z][a-z ]{3,30}") for prompt in PROMPTS]
+        lookup = generator.generate("a man and a man and a", max_new_tokens=24, prompt_lookup_num_tokens=6)
+        nll = generator.score("It is a truth universally acknowledged").nll
+    completions = {"greedy": greedy, "sampled": sampled, "beams": beams, "grammar": grammar, "look-up": [lookup]}
+    token_ids = {name: [completion.token_ids for completion in group] for name, group in completions.items()}
+    print(json.dumps({**token_ids, "nll": round(nll, 3)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,7 +1,8 @@
-"""Write the bundle that `ortgpt doctor` tests itself with: `python tests/make_selftest.py`.
+"""Write the bundles that are part of the runtime: `python checks/make_builtin.py`.
 
-It is made of a random model of one layer with a vocabulary of bytes, of a seed for which the greedy continuation has no
-close second best token, so that every right computation gives the same tokens: those that `transformers` gives.
+`austen` is the bundled checkpoint in int4. `selftest`, which `ortgpt doctor` runs, is a random model of one layer whose
+vocabulary is the bytes. Its seed gives a greedy continuation without a close second best token, so every right
+computation gives the same tokens as `transformers`.
 """
 
 from __future__ import annotations
@@ -17,29 +18,33 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import GPT2LMHeadModel
 
+from ortgpt.bundle.folder import BUILT_IN
 from ortgpt.tools.doctor import SELF_TEST, SELF_TEST_PROMPT
 from ortgpt_exporter import export_bundle
-from support import greedy_ids, random_model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support import greedy_ids, random_model  # needs the path above
 
 SEED = 1
-_TOKENS = 8
-_MARGIN = 0.05  # of logits, between the best token and the next
-_LETTERS = sorted(ByteLevel.alphabet())
+TOKENS = 8
+MIN_MARGIN = 0.05  # between the logits of the best token and the next
+LETTERS = sorted(ByteLevel.alphabet())
 
 
 def main() -> None:
-    prompt = [_LETTERS.index(letter) for letter in SELF_TEST_PROMPT]
+    prompt = [LETTERS.index(letter) for letter in SELF_TEST_PROMPT]
     model = self_test_model()
-    ids = greedy_ids(model, prompt, _TOKENS)
+    ids = greedy_ids(model, prompt, TOKENS)
     with torch.no_grad():
         best = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].topk(2).values
-    if float((best[:, 0] - best[:, 1]).min()) < _MARGIN or len({*ids}) <= _TOKENS // 2:
-        raise SystemExit(f"SEED = {SEED} gives {ids}, with a close second or too much alike; take another one")
+    if float((best[:, 0] - best[:, 1]).min()) < MIN_MARGIN or len({*ids}) <= TOKENS // 2:
+        raise SystemExit(f"SEED = {SEED} gives {ids}, with a close second or too few different; choose another")
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(Path(folder) / "checkpoint")
         shutil.rmtree(SELF_TEST, ignore_errors=True)
         export_bundle(Path(folder) / "checkpoint", SELF_TEST)
-    sys.stdout.write(f"SELF_TEST_IDS = {tuple(ids)}\n")
+    export_bundle("austen", BUILT_IN / "austen", dtype="int4", force=(BUILT_IN / "austen").exists())
+    print(f"SELF_TEST_IDS = {tuple(ids)}")
 
 
 def self_test_model() -> GPT2LMHeadModel:
@@ -48,10 +53,10 @@ def self_test_model() -> GPT2LMHeadModel:
 
 
 def write_checkpoint(folder: Path) -> None:
-    """Write the model, whose tokens are the bytes in the order of their letters, and end-of-text."""
+    """Write the model with its tokenizer: the bytes in the order of their letters, and end-of-text."""
     folder.mkdir(parents=True)
     self_test_model().save_pretrained(folder)
-    vocab = {letter: place for place, letter in enumerate(_LETTERS)} | {"<|endoftext|>": 256}
+    vocab = {letter: place for place, letter in enumerate(LETTERS)} | {"<|endoftext|>": 256}
     (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\n")
 

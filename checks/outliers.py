@@ -1,6 +1,7 @@
-"""Make outliers without changing the function: channels larger by a factor, the weights behind them smaller by it.
+"""Write a copy of a checkpoint with outliers: `python checks/outliers.py CHECKPOINT OUT norm|value`.
 
-`python tests/outliers.py CHECKPOINT OUT norm|value` writes such a copy of a checkpoint folder.
+Some channels become larger by a factor, and the weights that read them smaller by the same factor, so the network
+computes the same function.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ FACTOR, COUNT, SEED = 64.0, 4, 0
 
 @torch.no_grad()
 def inject(gpt: GPT, kind: str, *, factor: float = FACTOR, count: int = COUNT) -> None:
-    """Scale `count` channels of each LayerNorm's gain ("norm"), or of each layer's values ("value"), in place."""
+    """Scale `count` channels of each LayerNorm's output ("norm") or of each layer's values ("value"), in place."""
     random = torch.Generator().manual_seed(SEED)
     width = gpt.config.n_embd
     for block in gpt.h:
         weights = dict(block.named_parameters())
-        for name, parameter in weights.items():
+        for parameter in weights.values():
             parameter.data = parameter.data.clone()  # it may be a view of the file
-            weights[name] = parameter
         if kind == "norm":
             for norm, linear in (("ln_1", "attn.c_attn"), ("ln_2", "mlp.c_fc")):
                 chosen = torch.randperm(width, generator=random)[:count]
@@ -39,8 +39,7 @@ def inject(gpt: GPT, kind: str, *, factor: float = FACTOR, count: int = COUNT) -
             weights["attn.c_proj.weight"][chosen] /= factor
 
 
-if __name__ == "__main__":
-    source, out, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+def main(source: Path, out: Path, kind: str) -> None:
     gpt = load_gpt(source)
     inject(gpt, kind)
     out.mkdir()
@@ -48,3 +47,7 @@ if __name__ == "__main__":
     for name in ("vocab.json", "merges.txt", "generation_config.json"):
         if (source / name).exists():
             shutil.copy(source / name, out / name)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -1,7 +1,7 @@
-"""Run products.py under an emulated CPU that has AVX2 and no VNNI: `make test-avx2`, run.py WORK_FOLDER [EMULATOR...].
+"""Run products.py on an emulated CPU with AVX2 and without VNNI: `make check-avx2`, run.py WORK_FOLDER [EMULATOR...].
 
-There ONNX Runtime's kernels for unsigned × signed bytes saturate, silently, unless they are told not to. Without an
-emulator it runs on this machine.
+On such a CPU, ONNX Runtime's kernels for unsigned × signed bytes saturate silently unless an option forbids it. Without
+an emulator, products.py runs on this machine.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -32,12 +33,13 @@ RECIPES = [
 ]
 
 
-def graph_of(make: Any, kind: ir.DataType) -> ir.Model:
-    x = ir.Value(name="x", type=ir.TensorType(kind), shape=ir.Shape([None, WIDTH]))
+def graph_of(make_nodes: Callable[[ir.Graph, ir.Value], list[ir.Node]], dtype: ir.DataType) -> ir.Model:
+    """Return a graph that computes y from x, of this dtype, with the nodes that a function makes."""
+    x = ir.Value(name="x", type=ir.TensorType(dtype), shape=ir.Shape([None, WIDTH]))
     graph = ir.Graph([x], [], nodes=[], opset_imports={"": 21, "com.microsoft": 1}, name="g")
-    nodes = make(graph, x)
+    nodes = make_nodes(graph, x)
     nodes[-1].outputs[0].name = "y"
-    out = ir.DataType.INT32 if kind == ir.DataType.UINT8 else ir.DataType.FLOAT
+    out = ir.DataType.INT32 if dtype == ir.DataType.UINT8 else ir.DataType.FLOAT
     nodes[-1].outputs[0].type = ir.TensorType(out)
     graph.extend(nodes)
     graph.outputs.append(nodes[-1].outputs[0])
@@ -45,20 +47,16 @@ def graph_of(make: Any, kind: ir.DataType) -> ir.Model:
 
 
 def write_products(work: Path) -> None:
-    """Write graphs of the largest integers, and what they must give."""
+    """Write graphs that multiply the largest integers, and the results that they must give."""
 
     def bytes_product(graph: ir.Graph, x: ir.Value) -> list[ir.Node]:
         weights = constant(graph, "w", np.full((WIDTH, OUT), 127, np.int8))
         return [ir.node("MatMulInteger", [x, weights, constant(graph, "z", np.array(0, np.uint8))])]
 
-    def blocks_product(bits: int, block_size: int, integer: int) -> Any:
+    def blocks_product(graph: ir.Graph, x: ir.Value, *, bits: int, block_size: int, integer: int) -> list[ir.Node]:
         integers = np.full((OUT, WIDTH // block_size, block_size), integer, np.uint8)
-        blocks = Blocks(bits=bits, integers=integers, scales=np.ones(integers.shape[:2], np.float32))
-
-        def make(graph: ir.Graph, x: ir.Value) -> list[ir.Node]:
-            return nbits_matmul(graph, ir.node("MatMul", [x]), "w", blocks)
-
-        return make
+        blocks = Blocks.pack(integers, np.ones(integers.shape[:2], np.float32), bits=bits)
+        return nbits_matmul(graph, ir.node("MatMul", [x]), "w", blocks)
 
     expected = []
     ir.save(graph_of(bytes_product, ir.DataType.UINT8), work / "bytes.onnx")
@@ -67,24 +65,25 @@ def write_products(work: Path) -> None:
     for bits, integer in ((8, 255), (8, 0), (4, 15), (4, 0)):
         for block_size in (16, 32, 64, 128):
             name = f"int{bits}-{integer}-blocks-of-{block_size}.onnx"
-            ir.save(graph_of(blocks_product(bits, block_size, integer), ir.DataType.FLOAT), work / name)
+            make_nodes = partial(blocks_product, bits=bits, block_size=block_size, integer=integer)
+            ir.save(graph_of(make_nodes, ir.DataType.FLOAT), work / name)
             sign = -1 if integer == 0 else 1
             for rows in (1, 2, 9):
                 y = 127 * abs(integer - 2 ** (bits - 1)) * WIDTH
                 expected.append((name, rows, "float32", 127 * sign, y, 1e-6))
     keys = ("graph", "rows", "dtype", "x", "y", "tolerance")
-    listed = [dict(zip(keys, values, strict=True)) | {"width": WIDTH} for values in expected]
-    (work / "products.json").write_text(json.dumps(listed))
+    products = [dict(zip(keys, values, strict=True)) | {"width": WIDTH} for values in expected]
+    (work / "products.json").write_text(json.dumps(products))
 
 
 def write_bundles(work: Path) -> None:
-    """Write the bundled model in each recipe, and the logits of a text on this machine."""
+    """Write the bundled model in each recipe, and its logits of a text on this machine."""
     for flavour in ("native", "portable"):
         source = export_bundle("austen", work / flavour, flavour=flavour).path
-        for asked in RECIPES:
-            if flavour == "native" or asked.method == "w8a8" or (asked.dtype == "int4" and asked.block_size is None):
-                method, size = asked.method or "blocks", asked.block_size or ""
-                quantize_bundle(source, work / f"{flavour}-{asked.dtype}-{method}{size}", asked)
+        for recipe in RECIPES:
+            if flavour == "native" or recipe.method == "w8a8" or (recipe.dtype == "int4" and recipe.block_size is None):
+                name = f"{flavour}-{recipe.dtype}-{recipe.method or 'blocks'}{recipe.block_size or ''}"
+                quantize_bundle(source, work / name, recipe)
     for bundle in sorted(path.parent for path in work.glob("*/ortgpt.json")):
         with ortgpt.load(bundle) as generator:
             ids = generator.tokenizer.encode(TEXT)

@@ -1,4 +1,4 @@
-"""Damage for a whole bundle: what its files hold, which there are, and what they are. Touches no disk."""
+"""Damage a whole bundle: the contents of its files, their names, and what they are on disk. Touches no disk."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from fuzz.values import MANIFEST, mutate_values, sealed, to_text
 
 @dataclass(frozen=True)
 class Link:
-    """A symbolic link; `outside` is the content of a file that it leads to beyond the bundle, else it names another."""
+    """A symbolic link."""
 
     target: str = ""
+    """The path that it leads to, unless `outside` is set."""
     outside: bytes | None = None
+    """The content of a file outside the bundle, to which it leads."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Fifo:
-    """A pipe, which holds up whoever opens it."""
+    """A pipe, which blocks whoever opens it."""
 
 
 Entry = bytes | Link | Folder | Fifo
@@ -36,17 +38,19 @@ Files = Mapping[str, Entry]
 
 @dataclass(frozen=True)
 class MutatedBundle:
-    """A mutated bundle, the name of what was done to it, and what may come of it."""
+    """A mutated bundle."""
 
     name: str
+    """The name of the mutation."""
     files: Files
     expected: str
+    """REFUSED, SAME or ANY."""
 
 
 def mutate_bundle(rng: Random, files: Mapping[str, bytes]) -> MutatedBundle:
-    """Damage a whole bundle: what its files hold, which there are, or what they are."""
+    """Mutate a bundle in one of the ways below."""
     changed: dict[str, Entry] = dict(files)
-    # Behind a seal more is reached.
+    # A manifest that vouches for the change lets the damage get further.
     way = rng.choices(list(_BUNDLE_WAYS), [3 if "resealed" in way else 1 for way in _BUNDLE_WAYS])[0]
     name = rng.choice(list(files))
     expected = _BUNDLE_WAYS[way](rng, changed, name)
@@ -54,7 +58,7 @@ def mutate_bundle(rng: Random, files: Mapping[str, bytes]) -> MutatedBundle:
 
 
 def reseal(files: dict[str, Entry], name: str, data: bytes) -> None:
-    """Put `data` in a file, and its size and sha256 in the manifest."""
+    """Put `data` into a file, and its size and sha256 into the manifest."""
     manifest = files[MANIFEST]
     assert isinstance(manifest, bytes)
     values = json.loads(manifest)
@@ -64,7 +68,7 @@ def reseal(files: dict[str, Entry], name: str, data: bytes) -> None:
 
 
 def _if_listed(name: str) -> str:
-    """Return what may come of a change that a hash or a size betrays; a manifest may be written in several ways."""
+    """Return what a change of a file may give: only a manifest can say the same in other bytes."""
     return SAME if name == MANIFEST else REFUSED
 
 
@@ -133,7 +137,7 @@ def _bad_link(rng: Random, files: dict[str, Entry], name: str) -> str:
     return REFUSED
 
 
-def _no_file(rng: Random, files: dict[str, Entry], name: str) -> str:
+def _not_a_file(rng: Random, files: dict[str, Entry], name: str) -> str:
     files[name] = rng.choice((Folder(), Fifo()))
     return REFUSED
 
@@ -151,7 +155,7 @@ def _sealed_manifest(rng: Random, files: dict[str, Entry], name: str) -> str:
 
 
 def _sealed_text(rng: Random, files: dict[str, Entry], name: str) -> str:
-    name = rng.choice([each for each in TEXT_FILES if each != MANIFEST])
+    name = rng.choice([text_file for text_file in TEXT_FILES if text_file != MANIFEST])
     reseal(files, name, mutate_text(rng, name, _content(files, name)).data)
     return ANY
 
@@ -164,14 +168,14 @@ def _sealed_config(rng: Random, files: dict[str, Entry], name: str) -> str:
 
 
 def _sealed_model(rng: Random, files: dict[str, Entry], name: str) -> str:
-    name = rng.choice([each for each in files if ".onnx" in each])
+    name = rng.choice([file for file in files if ".onnx" in file])
     data = _content(files, name)
     reseal(files, name, flip_bits(rng, data) if rng.random() < 0.7 else mutate_bytes(rng, data)[1])
     return ANY
 
 
 def _sealed_link(rng: Random, files: dict[str, Entry], name: str) -> str:
-    """List a file that is a link: a seal says nothing of what it leads to."""
+    """List a file that is a link: a hash says nothing about where it leads."""
     reseal(files, "listed.bin", b"x")
     files["listed.bin"] = Link(outside=b"x")
     return REFUSED
@@ -181,7 +185,7 @@ _BUNDLE_WAYS: dict[str, Callable[[Random, dict[str, Entry], str], str]] = {
     "bits flipped": _flip, "bytes damaged": _damage, "emptied": _empty, "removed": _remove, "swapped": _swap_files,
     "renamed": _rename_file, "unlisted": _unlisted, "unlisted and harmless": _unlisted_and_harmless,
     "link out of the bundle": _link_outside, "link inside": _link_inside, "link to nothing": _bad_link,
-    "no file": _no_file, "manifest": _manifest, "manifest, resealed": _sealed_manifest, "text, resealed": _sealed_text,
-    "configuration, resealed": _sealed_config, "model, resealed": _sealed_model,
+    "not a file": _not_a_file, "manifest": _manifest, "manifest, resealed": _sealed_manifest,
+    "text, resealed": _sealed_text, "configuration, resealed": _sealed_config, "model, resealed": _sealed_model,
     "listed link": _sealed_link,
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""Damage for one file of a bundle: pure functions from its bytes to mutated ones.
+"""Damage one file of a bundle: pure functions from its bytes to mutated ones.
 
-Every choice is drawn from the random.Random given, so that a seed names an input. Touches no disk and calls no reader.
+Every choice comes from the random.Random of the caller, so a seed names an input. Touches no disk and calls no reader.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from fuzz.values import MANIFEST, mutate_values, sealed, to_text
 JSON_FILES = (MANIFEST, "config.json", "generation_config.json", "vocab.json")
 TEXT_FILES = (*JSON_FILES, "merges.txt")
 
-# What a reader may make of an input: refuse it; take it for the undamaged one; or anything but fail.
+# What a reader has to do with an input: refuse it; refuse it or read it as the undamaged one; or either, in any way.
 REFUSED, SAME, ANY = "refused", "same", "any"
 
 
 @dataclass(frozen=True)
 class MutatedText:
-    """A mutated file, the name of what was done to it, and what may come of it."""
+    """A mutated file."""
 
     name: str
+    """The name of the mutation."""
     data: bytes
     expected: str
+    """REFUSED, SAME or ANY."""
 
 
 def mutate_text(rng: Random, name: str, data: bytes) -> MutatedText:
-    """Mutate one of TEXT_FILES: its bytes, its lines or its values; a manifest may be given its sha256 anew."""
+    """Mutate the bytes, the lines or the values of one of TEXT_FILES; a manifest may get a matching sha256 again."""
     if rng.random() < 0.3:
         kind, changed = mutate_bytes(rng, data)
         return MutatedText(kind, changed, SAME if name == MANIFEST else ANY)
@@ -46,7 +48,7 @@ def mutate_text(rng: Random, name: str, data: bytes) -> MutatedText:
 
 
 def mutate_bytes(rng: Random, data: bytes) -> tuple[str, bytes]:
-    """Damage bytes of any meaning."""
+    """Damage bytes, whatever they mean."""
     begin, end = sorted((rng.randint(0, len(data)), rng.randint(0, len(data))))
     junk = rng.choice((b"\0", b"\xff", b"\xef\xbb\xbf", b"\n", b'"', b"{", b"\\u", b"\\ud800", rng.randbytes(4)))
     ways: dict[str, Callable[[], bytes]] = {

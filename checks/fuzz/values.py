@@ -1,6 +1,6 @@
-"""Damage for parsed JSON: pure functions from values to odd ones, and to the text that holds them.
+"""Damage parsed JSON: pure functions from values to odd ones, and to their text.
 
-Every choice is drawn from the random.Random given, so that a seed names an input.
+Every choice comes from the random.Random of the caller, so a seed names an input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 MANIFEST = "ortgpt.json"
 
-# What json.dumps cannot write stands in the values as a mark, and is put in its place in the text: "@kind:count@".
+# Values contain a mark, "@kind:count@", for what json.dumps cannot write; the text gets it in place of the mark.
 _MARK = re.compile(r'"@(\w+):(\d+)@"')
 _TWICE = re.compile(r'"@twice:(.*?)@"')
 _TEXT_OF: dict[str, Callable[[int], str]] = {
@@ -57,35 +57,35 @@ _EVIDENCE: dict[str, Any] = {
 
 
 def mutate_values(rng: Random, name: str, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Damage parsed JSON in one to three places, one of them of those that the file's reader looks at."""
+    """Damage parsed JSON in one to three places; about half of the changes aim at what the file's reader checks."""
     changed = copy.deepcopy(values)
     aimed = {MANIFEST: _MANIFEST_WAYS, "config.json": _CONFIG_WAYS, "generation_config.json": _OPTION_WAYS}.get(
         name, {}
     )
-    done = []
+    names = []
     for _ in range(rng.choice((1, 1, 1, 1, 2, 3))):
         ways = aimed if aimed and rng.random() < 0.5 else _ANY_WAYS
         way = rng.choice(list(ways))
         ways[way](rng, changed)
-        done.append(way)
-    return " and ".join(dict.fromkeys(done)), changed
+        names.append(way)
+    return " and ".join(dict.fromkeys(names)), changed
 
 
 def to_text(rng: Random, values: dict[str, Any]) -> bytes:
-    """Write values as JSON, with what stands for marks in its place."""
+    """Write values as JSON, and put its text in the place of each mark."""
     text = json.dumps(values, indent=rng.choice((None, 2)), ensure_ascii=True)
     return _TWICE.sub(r'"\1"', _expand(text)).encode()
 
 
 def sealed(values: dict[str, Any]) -> dict[str, Any]:
-    """Give a manifest the sha256 that fits what it says, worked out without the package."""
+    """Give a manifest the sha256 that matches its values, computed without the package."""
     rest = {key: value for key, value in values.items() if key != "sha256"}
     text = _expand(json.dumps(rest, sort_keys=True, separators=(",", ":")), exponent="Infinity")
     return {**rest, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def odd_value(rng: Random) -> Any:
-    """Return a value that few expect."""
+    """Return a value that a reader may not expect."""
     kind = rng.randrange(11)
     if kind == 0:
         return rng.choice(
@@ -101,7 +101,7 @@ def odd_value(rng: Random) -> Any:
 
 
 def _mark(rng: Random) -> str:
-    """Return a mark for what is long or deep; a stack of Python has room for about 1000 levels."""
+    """Return a mark for long or deep text; Python's stack has room for about 1,000 levels."""
     depth = rng.choice((10, 300, rng.randint(970, 1000), rng.randint(970, 1000), rng.randint(970, 1000), 100_000))
     choices = [f"@{kind}:{depth}@" for kind in ("lists", "objects", "open")]
     choices += [f"@digits:{rng.choice((400, 4300, 4301, 100_000))}@", "@exponent:999@", "@keys:2000@"]
@@ -111,29 +111,29 @@ def _mark(rng: Random) -> str:
 
 
 def _expand(text: str, *, exponent: str | None = None) -> str:
-    def replace(found: re.Match[str]) -> str:
-        kind = found[1]
+    def replace(match: re.Match[str]) -> str:
+        kind = match[1]
         if kind not in _TEXT_OF:
-            return found[0]
-        return exponent if kind == "exponent" and exponent else _TEXT_OF[kind](int(found[2]))
+            return match[0]
+        return exponent if kind == "exponent" and exponent else _TEXT_OF[kind](int(match[2]))
 
     return _MARK.sub(replace, text)
 
 
 def _places(values: Any) -> list[tuple[Any, Any]]:
-    """Return every container in the values with each of its keys."""
-    found, ahead = [], [values]
-    while ahead:
-        container = ahead.pop()
+    """Return each key of every container in the values, with its container."""
+    places, remaining = [], [values]
+    while remaining:
+        container = remaining.pop()
         for key in list(container) if isinstance(container, dict) else range(len(container)):
-            found.append((container, key))
+            places.append((container, key))
             if isinstance(container[key], (dict, list)):
-                ahead.append(container[key])
-    return found
+                remaining.append(container[key])
+    return places
 
 
 def _place(rng: Random, values: dict[str, Any], kind: type | tuple[type, ...] = object) -> tuple[Any, Any]:
-    """Return a container and one of its keys; the value there is of this kind, if any is."""
+    """Return a container and one of its keys, with a value of this kind if there is one."""
     places = _places(values)
     fitting = [(container, key) for container, key in places if isinstance(container[key], kind)] or places
     if not fitting:
@@ -237,7 +237,7 @@ def _graph(rng: Random, values: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _edit_graph(rng: Random, values: dict[str, Any]) -> None:
-    """Change a graph, or add one that is like another: of a role that is opened beside it, for example."""
+    """Change a graph, or add a copy of one, for example with a role that is opened beside it."""
     graph = _graph(rng, values)
     if graph is None:
         return

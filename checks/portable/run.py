@@ -1,9 +1,9 @@
-"""Open portable bundles in unmodified Optimum, onnxruntime-genai and Transformers.js.
+"""Generate with portable bundles in unmodified Optimum, onnxruntime-genai and Transformers.js, and compare the tokens.
 
-In float32 the ids must be transformers'; in 8 and 4 bits those of this runtime. There, in a padded batch, two tokens
-may change places that lie as near to each other as the bundle promises.
-`make test-portable` sets the three environments up and runs this: run.py WORK_FOLDER OPTIMUM_PYTHON GENAI_PYTHON
-NODE_FOLDER. Prints a table; exits with 1 when any runtime differs anywhere.
+`make check-portable` sets the three environments up and runs this: run.py WORK_FOLDER OPTIMUM_PYTHON GENAI_PYTHON
+NODE_FOLDER. In float32 the ids have to be those of `transformers`; in 8 and 4 bits those of this runtime. In a padded
+batch of 8 or 4 bits, two tokens may change places if their logits are as close as the bundle's bound allows. Prints a
+table; exits with 1 if a program differs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ import ortgpt
 from ortgpt.bundle.folder import open_bundle
 from ortgpt_exporter import Quantization, export_bundle, quantize_bundle
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+from support import greedy_ids, write_checkpoint, write_standin  # needs the path above
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from support import greedy_ids, write_checkpoint, write_standin  # noqa: E402  # needs the path above
-
 TEXTS = [
     "The meaning of life is",
     "Hello, I'm a language model,",
@@ -38,7 +37,7 @@ NEW_TOKENS = 24
 DYNAMIC = "dynamic-avx2"
 
 
-def expected_ids(checkpoint: Path) -> dict[str, Any]:
+def transformers_ids(checkpoint: Path) -> dict[str, Any]:
     model = GPT2LMHeadModel.from_pretrained(checkpoint).eval()
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     prompts = [tokenizer(text).input_ids for text in TEXTS]
@@ -46,7 +45,7 @@ def expected_ids(checkpoint: Path) -> dict[str, Any]:
     return {"prompts": prompts, "solo": solo, "batch": solo}
 
 
-def ids_here(bundle: Path) -> dict[str, Any]:
+def ortgpt_ids(bundle: Path) -> dict[str, Any]:
     settings: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "eos_token_id": []}
     with ortgpt.load(bundle) as generator:
         return {
@@ -56,13 +55,18 @@ def ids_here(bundle: Path) -> dict[str, Any]:
         }
 
 
-def ids_there(command: list[str], bundle: Path) -> dict[str, Any]:
+def program_ids(command: list[str], bundle: Path) -> dict[str, Any]:
     job = json.dumps({"texts": TEXTS, "max_new_tokens": NEW_TOKENS})
-    done = subprocess.run([*command, str(bundle)], input=job, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    ids: dict[str, Any] = json.loads(run([*command, str(bundle)], job))
+    return ids
+
+
+def run(command: list[str], text: str = "") -> str:
+    """Run a command with `text` as its input, and return what it prints."""
+    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr}")
+    return result.stdout
 
 
 def main() -> None:
@@ -74,64 +78,63 @@ def main() -> None:
         "transformers.js": ["node", str(node / "transformersjs_ids.mjs")],
     }
     makers = {"standin": write_standin, "small": write_checkpoint}
-    wrong = 0
+    differences = 0
     for name, write in makers.items():
         checkpoint = work / f"{name}-checkpoint"
         if not checkpoint.is_dir():
             write(checkpoint)
-        expected = expected_ids(checkpoint)
+        expected = transformers_ids(checkpoint)
         for precision, bundle in write_bundles(checkpoint, work / f"{name}-portable", optimum).items():
-            here = ids_here(bundle)
+            ours = ortgpt_ids(bundle)
             if precision != "float32":
-                # One scale for all rows: a padded batch is rounded otherwise in each runtime.
-                expected = {part: ids for part, ids in here.items() if (precision, part) != (DYNAMIC, "batch")}
+                # Optimum's recipe has one scale for all rows, so each program rounds a padded batch differently.
+                expected = {part: ids for part, ids in ours.items() if (precision, part) != (DYNAMIC, "batch")}
             bound = open_bundle(bundle).manifest.precision.promise.logit_bound or 0.0
-            found = {"ortgpt": here} if precision == "float32" else {}
-            found |= {who: ids_there(command, bundle) for who, command in commands.items()}
-            for who, ids in found.items():
-                most = {"prompts": 0.0, "solo": 0.0, "batch": 2 * bound}
+            max_gaps = {"prompts": 0.0, "solo": 0.0, "batch": 2 * bound}
+            results = {"ortgpt": ours} if precision == "float32" else {}
+            results |= {program: program_ids(command, bundle) for program, command in commands.items()}
+            for program, ids in results.items():
                 same = {
-                    part: all(map(partial(is_same, bundle, most[part]), expected["prompts"], expected[part], ids[part]))
+                    part: all(
+                        map(partial(is_same, bundle, max_gaps[part]), expected["prompts"], expected[part], ids[part])
+                    )
                     for part in expected
                 }
-                wrong += sum(not good for good in same.values())
-                shown = "  ".join(f"{part} {'same' if good else 'DIFFERENT'}" for part, good in same.items())
-                print(f"{name:<10}{precision:<16}{who:<20}{shown}", flush=True)  # noqa: T201  # its table
-    sys.exit(wrong > 0)
+                differences += sum(not is_equal for is_equal in same.values())
+                shown = "  ".join(f"{part} {'same' if is_equal else 'DIFFERENT'}" for part, is_equal in same.items())
+                print(f"{name:<10}{precision:<16}{program:<20}{shown}", flush=True)
+    sys.exit(differences > 0)
 
 
-def is_same(bundle: Path, most: float, prompt: list[int], expected: list[int], found: list[int]) -> bool:
-    """Tell whether ids are those expected, up to where the logits of both tokens lie no farther apart than `most`."""
-    expected, found = until_end(bundle, expected), until_end(bundle, found)
-    place = next((i for i, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other), None)
-    if place is None or most == 0:
-        return found == expected
+def is_same(bundle: Path, max_gap: float, prompt: list[int], expected: list[int], ids: list[int]) -> bool:
+    """Tell whether ids are as expected, or the logits of the first two that differ are at most `max_gap` apart."""
+    expected, ids = until_end(bundle, expected), until_end(bundle, ids)
+    place = next((i for i, (one, other) in enumerate(zip(expected, ids, strict=False)) if one != other), None)
+    if place is None or max_gap == 0:
+        return ids == expected
     with ortgpt.load(bundle) as generator:
-        ids = [*prompt, *expected[:place]]
-        logits = generator.engine.prefill(generator.engine.new_cache(1, len(ids)), [ids])[0, 0]
-    return float(logits[expected[place]] - logits[found[place]]) <= most
+        common = [*prompt, *expected[:place]]
+        logits = generator.engine.prefill(generator.engine.new_cache(1, len(common)), [common])[0, 0]
+    return float(logits[expected[place]] - logits[ids[place]]) <= max_gap
 
 
 def until_end(bundle: Path, ids: list[int]) -> list[int]:
-    """Return ids before the first end-of-text, where onnxruntime-genai stops."""
+    """Return the ids before the first end-of-text, where onnxruntime-genai stops."""
     ends = open_bundle(bundle).config.eos_token_ids
     place = next((i for i, token_id in enumerate(ids) if token_id in ends), len(ids))
     return ids[:place]
 
 
 def write_bundles(checkpoint: Path, out: Path, optimum: str) -> dict[str, Path]:
-    """Write the checkpoint in each precision, by name; Optimum's own in its environment."""
+    """Write a bundle of each precision, and return them by name; Optimum's recipe runs in its environment."""
     shutil.rmtree(out, ignore_errors=True)
     bundles = {"float32": export_bundle(checkpoint, out / "float32", flavour="portable").path}
     for dtype in ("int8", "int4"):
-        asked = Quantization(dtype=dtype, max_perplexity_ratio=2)
-        bundles[dtype] = quantize_bundle(bundles["float32"], out / dtype, asked).path
+        quantization = Quantization(dtype=dtype, max_perplexity_ratio=2)
+        bundles[dtype] = quantize_bundle(bundles["float32"], out / dtype, quantization).path
     bundles[DYNAMIC] = out / DYNAMIC
     command = [optimum, "-m", "ortgpt", "quantize", str(bundles["float32"]), "-o", str(bundles[DYNAMIC])]
-    options = ["--dtype", "int8", "--method", DYNAMIC, "--max-perplexity-ratio", "2"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    run([*command, "--dtype", "int8", "--method", DYNAMIC, "--max-perplexity-ratio", "2"])
     return bundles
 
 

@@ -1,4 +1,4 @@
-"""A bundle is written whole or not at all, and only where it may be."""
+"""A bundle is written whole or not at all, and never in place of anything but a bundle."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ortgpt.bundle.manifest import Promise
 from ortgpt_exporter import ExportError, export_bundle
 from ortgpt_exporter.evaluation.verify import check_names
 from ortgpt_exporter.graph.to_onnx import export_graph
-from ortgpt_exporter.progress import Progress
-from ortgpt_models import GPT, PRESETS, ModelError, load_gpt
+from ortgpt_models import GPT, PRESETS, load_gpt
+from ortgpt_models.progress import Progress
 from support import greedy_ids, random_model, write_checkpoint
 
 
@@ -55,7 +55,8 @@ def test_a_full_disk_leaves_nothing_and_says_so_in_one_line(small_checkpoint: Pa
     code = (
         f"import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
-        f"from ortgpt.cli import main; main(['export', {str(small_checkpoint)!r}, '-o', {str(tmp_path / 'out')!r}])"
+        f"from ortgpt.cli.main import main\n"
+        f"main(['export', {str(small_checkpoint)!r}, '-o', {str(tmp_path / 'out')!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -107,7 +108,7 @@ def test_force_replaces_a_bundle_and_nothing_else(
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "precious").touch()
     for target in (tmp_path / "home", tmp_path / "other"):
-        with pytest.raises(FileExistsError, match="is no bundle"):
+        with pytest.raises(FileExistsError, match="is not a bundle"):
             export_bundle(other, target, force=True)
     assert names(tmp_path / "home") == ["precious"]
     assert names(tmp_path) == ["home", "other", "out"]
@@ -164,7 +165,7 @@ def test_odd_shapes_export_and_generate_what_transformers_does(config: dict[str,
 
 
 def test_bad_input_is_refused_before_anything_is_written(small_checkpoint: Path, tmp_path: Path) -> None:
-    forms: list[tuple[dict[str, Any], str]] = [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"dtype": "int3"}, r"dtype = 'int3' with native for cpu \(accepted: float32, float16, int8, int4\)"),
         ({"dtype": "float32", "target": "cuda"}, r"dtype = 'float32' with native for cuda \(accepted: float16\)"),
         (
@@ -173,19 +174,19 @@ def test_bad_input_is_refused_before_anything_is_written(small_checkpoint: Path,
         ),
         ({"target": "tpu"}, "flavour = 'native' with target = 'tpu'"),
     ]
-    for form, reason in forms:
+    for keywords, reason in cases:
         with pytest.raises(OptionError, match=reason):
-            export_bundle(small_checkpoint, tmp_path / "out", **form)
-    with pytest.raises(ModelError, match="does not exist"):
+            export_bundle(small_checkpoint, tmp_path / "out", **keywords)
+    with pytest.raises(ExportError, match="does not exist"):
         export_bundle(tmp_path / "none", tmp_path / "out")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelError, match=r"no config\.json"):
+    with pytest.raises(ExportError, match=r"no config\.json"):
         export_bundle(tmp_path / "empty", tmp_path / "out")
     assert names(tmp_path) == ["empty"]
 
 
 @pytest.mark.parametrize("flavour", ["native", "portable"])
-def test_large_weights_and_all_of_a_native_graph_get_a_file_of_their_own(
+def test_large_weights_and_those_of_a_native_graph_get_a_file_of_their_own(
     flavour: str, small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = 4 * sum(parameter.numel() for parameter in load_gpt(small_checkpoint).parameters())
@@ -201,14 +202,14 @@ def test_large_weights_and_all_of_a_native_graph_get_a_file_of_their_own(
         ortgpt.load(bundle.path)
 
 
-@pytest.mark.parametrize("form", [{}, {"flavour": "portable"}, {"external_data": True, "flavour": "portable"}])
+@pytest.mark.parametrize("keywords", [{}, {"flavour": "portable"}, {"external_data": True, "flavour": "portable"}])
 def test_a_bundle_opens_from_anywhere_without_writing(
-    form: dict[str, Any], small_checkpoint: Path, small: ortgpt.Generator, tmp_path: Path
+    keywords: dict[str, Any], small_checkpoint: Path, small: ortgpt.Generator, tmp_path: Path
 ) -> None:
-    """From another working directory, by a link, from an odd name, after a move, and on a disk that takes no byte."""
+    """From another working directory, by a link, from an odd name, after a move, and on a full disk."""
     want = small.generate("It is", max_new_tokens=5).token_ids
     places = tmp_path / "a  näme $HOME 'x'"
-    export_bundle(small_checkpoint, tmp_path / "first", **form).path.rename(tmp_path / "moved")
+    export_bundle(small_checkpoint, tmp_path / "first", **keywords).path.rename(tmp_path / "moved")
     places.mkdir()
     shutil.copytree(tmp_path / "moved", places / "日本 bundle")
     (tmp_path / "link").symlink_to(places, target_is_directory=True)
@@ -231,13 +232,13 @@ def test_a_bundle_opens_from_anywhere_without_writing(
 
 
 def test_float16_bundles_compute_in_float16_and_say_so(small_checkpoint: Path, tmp_path: Path) -> None:
-    forms: dict[str, dict[str, Any]] = {
+    cases: dict[str, dict[str, Any]] = {
         "cuda": {"target": "cuda"},
         "half": {"dtype": "float16"},
         "portable": {"dtype": "float16", "flavour": "portable"},
     }
-    for name, form in forms.items():
-        bundle = export_bundle(small_checkpoint, tmp_path / name, **form)
+    for name, keywords in cases.items():
+        bundle = export_bundle(small_checkpoint, tmp_path / name, **keywords)
         graph = bundle.manifest.graphs[0]
         assert len(bundle.manifest.graphs) == (2 if name == "cuda" else 1)
         assert graph.cache is not None
@@ -269,7 +270,7 @@ def test_gpt2_xl_exports_and_verifies_within_20_gb(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "model.onnx.data").stat().st_size > 6.2e9
 
 
-def test_what_the_checkpoint_says_of_generation_is_carried_over(small_checkpoint: Path, small_bundle: Path) -> None:
+def test_the_checkpoints_generation_config_is_copied(small_checkpoint: Path, small_bundle: Path) -> None:
     ours = json.loads((small_bundle / "generation_config.json").read_text())
     theirs = json.loads((small_checkpoint / "generation_config.json").read_text())
     assert ours == theirs

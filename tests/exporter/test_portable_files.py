@@ -1,4 +1,4 @@
-"""What other runtimes read beside the graph. That they read it is `make test-portable`."""
+"""The files of a portable bundle for other runtimes. `make check-portable` opens them with those runtimes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_written_tokenizer_splits_as_the_checkpoints_own(small: bool, tmp_pa
         assert found.decode(found(text).input_ids) == text
 
 
-def test_a_checkpoints_own_tokenizer_json_is_taken_where_it_has_every_token(tmp_path: Path) -> None:
+def test_a_checkpoints_own_tokenizer_json_is_copied_if_it_has_every_token(tmp_path: Path) -> None:
     write_small_tokenizer(tmp_path)
     AutoTokenizer.from_pretrained(tmp_path, tokenizer_type="gpt2").save_pretrained(tmp_path)
     config = GPTConfig(vocab_size=301, bos_token_id=None, eos_token_id=None)

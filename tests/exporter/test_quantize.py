@@ -1,4 +1,4 @@
-"""Quantised bundles: what they hold, what they measured, and that a bad one is not written."""
+"""Quantised bundles: their files, their evidence, and that one with too large a loss is not written."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ import torch
 
 import ortgpt
 from ortgpt import OptionError
-from ortgpt.bundle.folder import open_bundle
+from ortgpt.bundle.folder import open_bundle, sha256_of
+from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter import ExportError, export_bundle, quantize_bundle
 from ortgpt_exporter.checkpoint.load import find_folder
 from ortgpt_exporter.evaluation.batch_effects import measure_batch_effects
 from ortgpt_exporter.evaluation.divergence import compare
-from ortgpt_exporter.evaluation.sample import split_rows
+from ortgpt_exporter.evaluation.sample import sample_rows, split_rows
+from ortgpt_exporter.quantization.blocks import quantize_blocks
+from ortgpt_exporter.quantization.gptq import quantize_gptq
 from ortgpt_exporter.quantization.request import Quantization
-from ortgpt_models import ModelError, load_gpt, save_gpt
+from ortgpt_exporter.quantization.rewrite_graph import RoundedMatrices
+from ortgpt_exporter.quantization.write import write_quantized
+from ortgpt_exporter.quantize import calibration_for, recipe_for
+from ortgpt_models import load_gpt, save_gpt
 from outliers import inject
 from support import TEXT, reseal, write_checkpoint
 
@@ -138,9 +144,13 @@ def test_a_graph_is_like_itself(source: Path) -> None:
         found = compare(generator.engine, generator.engine, rows)
         assert (found.kl, found.top1, found.top5, found.perplexity_ratio) == (0, 1, 1, 1)
         assert found.tokens == 67
-        independence = measure_batch_effects(generator.engine, rows)
-        assert independence.batch_flips == independence.piece_flips == independence.step_flips == 0
-        assert independence.logit_bound < 1e-4
+        effects = measure_batch_effects(generator.engine, rows)
+        changes = (
+            effects.argmax_changes_in_batch, effects.argmax_changes_beside_outliers,
+            effects.argmax_changes_in_prefill, effects.argmax_changes_in_steps_of_four,
+        )  # fmt: skip
+        assert changes == (0, 0, 0, 0)
+        assert effects.logit_bound < 1e-4
 
 
 def test_the_manifest_says_how_and_what_is_promised(bundles: dict[str, Path], source: Path) -> None:
@@ -158,22 +168,21 @@ def test_the_manifest_says_how_and_what_is_promised(bundles: dict[str, Path], so
     assert manifest.verification == ()
 
 
-@pytest.mark.parametrize("method", ["rtn", "k-quant", "hqq"])
-def test_other_methods_and_a_wider_head(method: str, source: Path, text: Path, tmp_path: Path) -> None:
-    asked = Quantization(
-        dtype="int4", method=method, block_size=16, head_dtype="int8", eval_text=text, max_perplexity_ratio=1.5
+def test_smaller_blocks_and_a_wider_head(source: Path, text: Path, tmp_path: Path) -> None:
+    quantization = Quantization(
+        dtype="int4", block_size=16, head_dtype="int8", eval_text=text, max_perplexity_ratio=1.5
     )
-    bundle = quantize_bundle(source, tmp_path / "out", asked)
+    bundle = quantize_bundle(source, tmp_path / "out", quantization)
     parameters = bundle.manifest.precision.parameters
-    assert (parameters["method"], parameters["block_size"], parameters["head_dtype"]) == (method, 16, "int8")
+    assert (parameters["method"], parameters["block_size"], parameters["head_dtype"]) == ("scale-search", 16, "int8")
     assert bundle.manifest.evidence is not None
     assert bundle.manifest.evidence.matrices == {"int4": 8, "int8": 2}
     assert bundle.manifest.evidence.kl < 0.1
 
 
 def test_gptq_reads_a_text_and_loses_less(source: Path, bundles: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    asked = Quantization(dtype="int4", method="gptq", calibration=text, eval_text=text, max_perplexity_ratio=2.0)
-    manifest = quantize_bundle(source, tmp_path / "out", asked).manifest
+    quantization = Quantization(dtype="int4", method="gptq", calibration=text, eval_text=text, max_perplexity_ratio=2.0)
+    manifest = quantize_bundle(source, tmp_path / "out", quantization).manifest
     plain = open_bundle(bundles["int4"]).manifest
     assert manifest.evidence is not None
     assert plain.evidence is not None
@@ -186,8 +195,8 @@ def test_gptq_reads_a_text_and_loses_less(source: Path, bundles: dict[str, Path]
 
 
 def test_rows_of_w8a8_stay_the_same_beside_any_other(source: Path, text: Path, tmp_path: Path) -> None:
-    asked = Quantization(dtype="int8", method="w8a8", eval_text=text, max_perplexity_ratio=2.0)
-    bundle = quantize_bundle(source, tmp_path / "out", asked)
+    quantization = Quantization(dtype="int8", method="w8a8", eval_text=text, max_perplexity_ratio=2.0)
+    bundle = quantize_bundle(source, tmp_path / "out", quantization)
     precision = bundle.manifest.precision
     assert (precision.recipe, precision.parameters) == (
         "w8a8-rows", {"method": "w8a8", "head_block_size": 32, "head_dtype": "int8"},
@@ -206,8 +215,8 @@ def test_rows_of_w8a8_stay_the_same_beside_any_other(source: Path, text: Path, t
 def test_portable_bundles_are_quantised_in_standard_operators(
     dtype: str, recipe: str, matrices: dict[str, int], checkpoint: Path, text: Path, tmp_path: Path
 ) -> None:
-    asked = Quantization(dtype=dtype, eval_text=text, max_perplexity_ratio=2.0)
-    bundle = export_bundle(checkpoint, tmp_path / "out", flavour="portable", dtype=dtype, quantization=asked)
+    quantization = Quantization(dtype=dtype, eval_text=text, max_perplexity_ratio=2.0)
+    bundle = export_bundle(checkpoint, tmp_path / "out", flavour="portable", dtype=dtype, quantization=quantization)
     model = onnx.load(bundle.path / "model.onnx")
     assert {node.domain for node in model.graph.node} == {""}
     assert [opset.version for opset in model.opset_import if opset.domain == ""] == [21]
@@ -227,7 +236,7 @@ def test_portable_bundles_are_quantised_in_standard_operators(
     assert float(kl) < {"int8": 0.02, "int4": 0.3}[dtype]
 
 
-def test_optimums_recipe_wants_its_extra_and_leaves_nothing(
+def test_optimums_recipe_needs_its_extra_and_leaves_nothing(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "optimum", None)
@@ -255,23 +264,23 @@ def test_a_batch_dependent_bundle_says_so_when_it_is_loaded(
 @pytest.mark.parametrize("n_embd", [48, 80])
 def test_widths_that_no_32_divides(n_embd: int, tmp_path: Path) -> None:
     source = export_bundle(write_checkpoint(tmp_path / "checkpoint", n_embd=n_embd), tmp_path / "float32").path
-    asked = Quantization(dtype="int8", method="w8a8", max_perplexity_ratio=2.0)
-    manifest = quantize_bundle(source, tmp_path / "out", asked).manifest
+    quantization = Quantization(dtype="int8", method="w8a8", max_perplexity_ratio=2.0)
+    manifest = quantize_bundle(source, tmp_path / "out", quantization).manifest
     assert manifest.precision.parameters["head_block_size"] == 16
 
 
 def test_a_short_text_to_measure_on_makes_no_empty_promise(source: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text(TEXT[:300], encoding="utf-8")
-    asked = Quantization(dtype="int4", eval_text=short, max_perplexity_ratio=9.0)
-    promise = quantize_bundle(source, tmp_path / "out", asked).manifest.precision.promise
+    quantization = Quantization(dtype="int4", eval_text=short, max_perplexity_ratio=9.0)
+    promise = quantize_bundle(source, tmp_path / "out", quantization).manifest.precision.promise
     assert (promise.logit_bound or 0) > 1e-3
 
 
-def test_line_ends_of_a_text_count_as_they_are(source: Path, tmp_path: Path) -> None:
+def test_line_ends_of_a_text_are_not_changed(source: Path, tmp_path: Path) -> None:
     (tmp_path / "crlf.txt").write_bytes(TEXT.replace("\n", "\r\n").encode())
-    asked = Quantization(dtype="int8", eval_text=str(tmp_path / "crlf.txt"), max_perplexity_ratio=2.0)
-    evidence = quantize_bundle(source, tmp_path / "out", asked).manifest.evidence
+    quantization = Quantization(dtype="int8", eval_text=str(tmp_path / "crlf.txt"), max_perplexity_ratio=2.0)
+    evidence = quantize_bundle(source, tmp_path / "out", quantization).manifest.evidence
     assert evidence is not None
     with ortgpt.load(source) as generator:
         assert evidence.tokens == len(generator.tokenizer.encode(TEXT.replace("\n", "\r\n")))
@@ -280,7 +289,7 @@ def test_line_ends_of_a_text_count_as_they_are(source: Path, tmp_path: Path) -> 
 def test_a_bundle_is_not_written_into_or_over_its_source(source: Path) -> None:
     before = names(source)
     for out, force in ((source, True), (source / "deep" / "x.onnx", False)):
-        with pytest.raises(FileExistsError, match="lies in the bundle that it would be made of"):
+        with pytest.raises(FileExistsError, match="lies in the bundle that it would be made from"):
             quantize_bundle(source, out, Quantization(dtype="int8"), force=force)
     assert names(source) == before
 
@@ -298,13 +307,13 @@ def test_a_certain_model_is_quantised(tmp_path: Path) -> None:
 
 
 def test_a_bad_choice_is_named_before_the_checkpoint_is_read(tmp_path: Path) -> None:
-    for asked, reason in (
-        (Quantization(dtype="int4", method="gptq"), "wants a calibration text"),
+    for quantization, reason in (
+        (Quantization(dtype="int4", method="gptq"), "needs a calibration text"),
         (Quantization(dtype="int4", method="w8a8"), "method = 'w8a8'"),
         (Quantization(dtype="int4", eval_text=tmp_path / "none"), "none"),
     ):
         with pytest.raises((ExportError, FileNotFoundError), match=reason):
-            export_bundle(tmp_path / "no-checkpoint", tmp_path / "out", dtype="int4", quantization=asked)
+            export_bundle(tmp_path / "no-checkpoint", tmp_path / "out", dtype="int4", quantization=quantization)
 
 
 def test_a_gate_that_fails_widens_matrices_and_then_writes_nothing(source: Path, text: Path, tmp_path: Path) -> None:
@@ -316,12 +325,114 @@ def test_a_gate_that_fails_widens_matrices_and_then_writes_nothing(source: Path,
         source, tmp_path / "loose", Quantization(dtype="int4", eval_text=text, max_perplexity_ratio=2)
     ).manifest.evidence
     assert loose is not None
-    asked = Quantization(dtype="int4", eval_text=text, max_perplexity_ratio=2, max_kl=0.97 * loose.kl)
-    mixed = quantize_bundle(source, tmp_path / "mixed", asked).manifest
+    quantization = Quantization(dtype="int4", eval_text=text, max_perplexity_ratio=2, max_kl=0.97 * loose.kl)
+    mixed = quantize_bundle(source, tmp_path / "mixed", quantization).manifest
     assert mixed.evidence is not None
     assert mixed.evidence.kl <= 0.97 * loose.kl
     assert len(mixed.precision.parameters["wider"]) in (2, 4)
     assert mixed.evidence.matrices["int8"] == 1 + len(mixed.precision.parameters["wider"])
+
+
+def spy_on_rounding(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
+    """Record the bits and the matrix of each rounding."""
+    calls: list[tuple[int, Any]] = []
+    for name, real in (("quantize_blocks", quantize_blocks), ("quantize_gptq", quantize_gptq)):
+
+        def spy(matrix: Any, *args: Any, real: Any = real, bits: int, **keywords: Any) -> Any:
+            calls.append((bits, matrix.copy()))
+            return real(matrix, *args, bits=bits, **keywords)
+
+        monkeypatch.setattr(f"ortgpt_exporter.quantization.rewrite_graph.{name}", spy)
+    return calls
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("method", ["scale-search", "gptq"])
+def test_a_retry_rounds_only_the_matrices_that_it_widens(
+    flavour: str, method: str, checkpoint: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_bundle(export_bundle(checkpoint, tmp_path / "float32", flavour=flavour).path)
+    quantization = Quantization(dtype="int4", method=method, calibration=text if method == "gptq" else None)
+    plain = recipe_for(source, quantization)
+    wide = replace(plain, wider=("h.0.attn.c_attn.weight", "h.1.mlp.c_proj.weight"))
+    calibration = calibration_for(source, plain, Tokenizer.load(source.path), quantization)
+    folders = {name: tmp_path / name for name in ("retry", "fresh")}
+    for folder in folders.values():
+        folder.mkdir()
+    calls = spy_on_rounding(monkeypatch)
+    matrices: RoundedMatrices = {}
+    write_quantized(source, folders["retry"], plain, calibration=calibration, rounded=matrices)
+    first = len(calls)
+    assert (
+        first == {"native": 10, "portable": 11}[flavour]
+    )  # of the portable embedding the look-up has bytes of its own
+    report = write_quantized(source, folders["retry"], wide, calibration=calibration, rounded=matrices)
+    assert [bits for bits, _ in calls[first:]] == [8, 8]
+    shapes = [matrix.shape for _, matrix in calls[first:]]
+    assert shapes == [({"native": 384, "portable": 288}[flavour], 96), (96, 384)]  # native heads are padded to 16
+    del calls[:]
+    fresh = write_quantized(source, folders["fresh"], wide, calibration=calibration)
+    assert len(calls) == first
+    assert report == fresh
+    assert names(folders["retry"]) == names(folders["fresh"])
+    for name in names(folders["fresh"]):
+        assert (folders["retry"] / name).read_bytes() == (folders["fresh"] / name).read_bytes(), name
+
+
+def test_matrices_that_wait_for_a_retry_are_packed(source: Path, tmp_path: Path) -> None:
+    bundle = open_bundle(source)
+    matrices: RoundedMatrices = {}
+    write_quantized(bundle, tmp_path, recipe_for(bundle, Quantization(dtype="int4")), rounded=matrices)
+    weights = sum(matrix.blocks.integers.size for matrix in matrices.values())
+    size_bytes = sum(matrix.blocks.packed.nbytes + matrix.blocks.scales.nbytes for matrix in matrices.values())
+    assert size_bytes < 0.7 * weights  # half a byte, an eighth for the scale of 32, and the positions in bytes
+
+
+def test_the_retry_is_measured_on_the_same_rows_which_are_drawn_once(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    measured: list[Any] = []
+
+    def draw(engine: Any, start_id: int) -> Any:
+        drawn.append(sample_rows(engine, start_id))
+        return drawn[-1]
+
+    def spy(baseline: Any, candidate: Any, rows: Any, **keywords: Any) -> Any:
+        measured.append(rows)
+        return compare(baseline, candidate, rows, **keywords)
+
+    monkeypatch.setattr("ortgpt_exporter.texts.sample_rows", draw)
+    monkeypatch.setattr("ortgpt_exporter.quantize.compare", spy)
+    with pytest.raises(ExportError, match="with 4 matrices in 8 bits"):
+        quantize_bundle(source, tmp_path / "out", Quantization(dtype="int4", max_kl=1e-9))
+    assert len(drawn) == 1
+    assert measured == drawn * 3
+
+
+def test_an_export_opens_and_hashes_its_float32_bundle_once(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    hashed: list[str] = []
+
+    def spy_open(path: Any) -> Any:
+        opened.append(str(path))
+        return open_bundle(path)
+
+    def spy_hash(path: Path) -> str:
+        hashed.append(str(path))
+        return sha256_of(path)
+
+    for module in ("ortgpt.model", "ortgpt_exporter.export", "ortgpt_exporter.quantize"):
+        monkeypatch.setattr(f"{module}.open_bundle", spy_open)
+    monkeypatch.setattr("ortgpt.bundle.folder.sha256_of", spy_hash)
+    quantization = Quantization(dtype="int8", max_perplexity_ratio=2.0)
+    bundle = export_bundle(checkpoint, tmp_path / "out", dtype="int8", quantization=quantization)
+    assert len(opened) == 2  # the float32 bundle, and the quantised one
+    assert len([path for path in hashed if path.endswith("model.onnx.data")]) == 2
+    assert len(hashed) == len(set(hashed))
+    assert bundle == open_bundle(tmp_path / "out")
 
 
 @pytest.mark.parametrize("dtype", [None, "float32", "int4"])
@@ -332,8 +443,8 @@ def test_a_quantisation_of_another_dtype_is_refused(dtype: str | None, checkpoin
 
 
 def test_export_goes_by_way_of_float32_and_leaves_nothing_of_it(checkpoint: Path, tmp_path: Path) -> None:
-    asked = Quantization(dtype="int8", max_perplexity_ratio=1.5)
-    bundle = export_bundle(checkpoint, tmp_path / "new" / "out", dtype="int8", quantization=asked)
+    quantization = Quantization(dtype="int8", max_perplexity_ratio=1.5)
+    bundle = export_bundle(checkpoint, tmp_path / "new" / "out", dtype="int8", quantization=quantization)
     assert names(tmp_path / "new") == ["out"]
     assert names(bundle.path) == [
         "config.json", "generation_config.json", "merges.txt", "model.onnx", "model.onnx.data", "ortgpt.json",
@@ -361,7 +472,12 @@ def test_bad_input_gets_one_line_and_leaves_no_file(
     narrow = export_bundle(write_checkpoint(tmp_path / "narrow", n_embd=40), tmp_path / "narrow-bundle").path
     cases: list[tuple[Path, dict[str, Any], type[Exception], str]] = [
         (source, {"dtype": "int3"}, OptionError, r"dtype = 'int3' \(accepted: int8, int4\)"),
-        (source, {"dtype": "int4", "method": "magic"}, ExportError, "method = 'magic' .*scale-search, rtn, k-quant"),
+        (
+            source,
+            {"dtype": "int4", "method": "magic"},
+            ExportError,
+            "method = 'magic' .*accepted: scale-search, gptq\\)",
+        ),
         (source, {"dtype": "int4", "block_size": 128}, ExportError, r"block_size = 128 \(accepted here: 32, 16\)"),
         (source, {"dtype": "int4", "head_dtype": "float16"}, ExportError, "head_dtype = 'float16'"),
         (source, {"dtype": "int8", "max_perplexity_ratio": 0.5}, OptionError, "max_perplexity_ratio = 0.5 .*above 1"),
@@ -400,7 +516,7 @@ def test_bad_input_gets_one_line_and_leaves_no_file(
             ExportError,
             r"would have no effect \(accepted with .* gptq\)",
         ),
-        (source, {"dtype": "int4", "method": "gptq"}, ExportError, "the method gptq wants a calibration text"),
+        (source, {"dtype": "int4", "method": "gptq"}, ExportError, "the method gptq needs a calibration text"),
         (
             source,
             {"dtype": "int4", **gptq(empty)},
@@ -418,9 +534,9 @@ def test_bad_input_gets_one_line_and_leaves_no_file(
         (source, {"dtype": "int8", "max_kl": True}, OptionError, "max_kl = True"),
         (source, {"dtype": "int8", "max_perplexity_ratio": "1.1"}, OptionError, r"max_perplexity_ratio = '1\.1'"),
     ]
-    for bundle, asked, error, reason in cases:
+    for bundle, choices, error, reason in cases:
         with pytest.raises(error, match=reason) as caught:
-            quantize_bundle(bundle, tmp_path / "out", Quantization(**asked))
+            quantize_bundle(bundle, tmp_path / "out", Quantization(**choices))
         assert "\n" not in str(caught.value)
     assert names(tmp_path) == ["empty.txt", "latin.txt", "narrow", "narrow-bundle", "short.txt"]
 
@@ -434,8 +550,8 @@ def test_a_changed_evidence_is_noticed(bundles: dict[str, Path], tmp_path: Path)
         open_bundle(folder)
     for bad, reason in (
         ({"baseline_perplexity": 0.0}, r"evidence\.baseline_perplexity = 0\.0 \(accepted: a number above 0"),
-        ({"kl": 10**400}, r"evidence\.kl = 'a number beyond"),
-        ({"matrices": {"int8": "all"}}, r"evidence\.matrices = .*int values"),
+        ({"kl": 10**400}, r"evidence\.kl = 10+\.\.\. \(accepted: a number\)"),
+        ({"matrices": {"int8": "all"}}, r"evidence\.matrices\['int8'\] = 'all' \(accepted: an integer"),
     ):
         (folder / "ortgpt.json").write_text(json.dumps(values | {"evidence": values["evidence"] | bad}))
         with pytest.raises(ortgpt.BundleError, match=reason):
@@ -450,7 +566,7 @@ def test_a_changed_evidence_is_noticed(bundles: dict[str, Path], tmp_path: Path)
         open_bundle(folder)
 
 
-# Each with the most that it may lose: perplexity ratio, and KL divergence in nats.
+# Each with the largest accepted perplexity ratio and KL divergence in nats.
 ON_OUTLIERS: list[tuple[str, Quantization, float, float]] = [
     ("native", Quantization(dtype="int8"), 1.005, 0.002),
     ("native", Quantization(dtype="int8", method="w8a8"), 1.005, 0.002),
@@ -462,11 +578,11 @@ ON_OUTLIERS: list[tuple[str, Quantization, float, float]] = [
 
 @pytest.mark.parametrize("kind", ["norm", "value"])
 def test_models_with_outliers_lose_no_more_than_others(kind: str, tmp_path: Path) -> None:
-    """On the bundled model, 4 of whose 256 channels are made 64 times larger; the float32 function is the same."""
+    """On the bundled model with 4 of its 256 channels 64 times larger; the float32 function is the same."""
     odd = write_odd(tmp_path / "odd", kind)
     sources = {flavour: export_bundle(odd, tmp_path / flavour, flavour=flavour).path for flavour in FLAVOURS}
-    for place, (flavour, asked, most, most_kl) in enumerate(ON_OUTLIERS):
-        evidence = quantize_bundle(sources[flavour], tmp_path / str(place), asked).manifest.evidence
+    for place, (flavour, quantization, most, most_kl) in enumerate(ON_OUTLIERS):
+        evidence = quantize_bundle(sources[flavour], tmp_path / str(place), quantization).manifest.evidence
         assert evidence is not None
         assert 0.99 < evidence.perplexity_ratio < most
         assert evidence.kl < most_kl
@@ -475,14 +591,12 @@ def test_models_with_outliers_lose_no_more_than_others(kind: str, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["norm", "value"])
 @pytest.mark.parametrize("flavour", ["native", "portable"])
-def test_every_other_method_survives_outliers_or_refuses(kind: str, flavour: str, text: Path, tmp_path: Path) -> None:
+def test_gptq_survives_outliers_or_refuses(kind: str, flavour: str, text: Path, tmp_path: Path) -> None:
     source = export_bundle(write_odd(tmp_path / "odd", kind), tmp_path / "float32", flavour=flavour).path
-    for method in ("rtn", "k-quant", "hqq", "gptq"):
-        calibration = text if method == "gptq" else None
-        asked = Quantization(dtype="int4", method=method, calibration=calibration)
-        evidence = quantize_bundle(source, tmp_path / method, asked).manifest.evidence
-        assert evidence is not None
-        assert 0.99 < evidence.perplexity_ratio < 1.05
+    quantization = Quantization(dtype="int4", method="gptq", calibration=text)
+    evidence = quantize_bundle(source, tmp_path / "out", quantization).manifest.evidence
+    assert evidence is not None
+    assert 0.99 < evidence.perplexity_ratio < 1.05
 
 
 def write_odd(folder: Path, kind: str) -> Path:
@@ -501,10 +615,10 @@ def test_weights_in_a_file_of_their_own_are_quantised_and_may_lie_so_again(tmp_p
     checkpoint = write_checkpoint(tmp_path / "wide", n_embd=128)  # wide enough for each bias to lie there
     source = export_bundle(checkpoint, tmp_path / "float32", flavour="portable", external_data=True).path
     assert "model.onnx.data" in names(source)
-    asked = Quantization(dtype="int8", max_perplexity_ratio=2)
-    inside = quantize_bundle(source, tmp_path / "inside", asked).path
+    quantization = Quantization(dtype="int8", max_perplexity_ratio=2)
+    inside = quantize_bundle(source, tmp_path / "inside", quantization).path
     assert "model.onnx.data" not in names(inside)
-    beside = quantize_bundle(source, tmp_path / "beside", asked, external_data=True).path
+    beside = quantize_bundle(source, tmp_path / "beside", quantization, external_data=True).path
     assert (beside / "model.onnx.data").stat().st_size > 3 * (beside / "model.onnx").stat().st_size
     shutil.rmtree(source)
     ids = []
@@ -530,10 +644,10 @@ def test_damaged_or_foreign_graphs_are_named_before_any_work(
     assert names(tmp_path) == ["damaged", "foreign"]
 
 
-def test_what_fails_leaves_no_folder_above_it(source: Path, tmp_path: Path) -> None:
+def test_a_failure_leaves_no_parent_folder(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="fails its gate"):
         quantize_bundle(source, tmp_path / "a" / "b" / "out", Quantization(dtype="int8", max_kl=1e-12))
-    with pytest.raises(ModelError, match="does not exist"):
+    with pytest.raises(ExportError, match="does not exist"):
         export_bundle(tmp_path / "none", tmp_path / "c" / "d" / "out", dtype="int8")
     one = write_checkpoint(tmp_path / "one", n_positions=1, n_embd=64)
     with pytest.raises(ExportError, match="context of 1 token"):
@@ -541,12 +655,12 @@ def test_what_fails_leaves_no_folder_above_it(source: Path, tmp_path: Path) -> N
     assert names(tmp_path) == ["one"]
 
 
-def test_a_network_that_overflows_is_blamed_itself(tmp_path: Path) -> None:
+def test_a_network_that_overflows_itself_is_named(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "large")
     gpt = load_gpt(folder)
     with torch.no_grad():
         gpt.ln_f.weight.data = gpt.ln_f.weight * 1e38
         gpt.wte.weight.data = gpt.wte.weight * 1e30
     save_gpt(gpt, folder)
-    with pytest.raises(ExportError, match="the network itself computes NaN or infinity"):
+    with pytest.raises(ExportError, match="logits are not finite in the network itself"):
         export_bundle(folder, tmp_path / "out")

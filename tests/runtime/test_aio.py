@@ -74,7 +74,7 @@ def test_leaving_or_cancelling_an_async_stream_ends_it(small: ortgpt.Generator) 
         stream = small.astream("a", max_new_tokens=60, eos_token_id=[], logits_processor=watched)
         async for _ in stream:
             break
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         steps = watched.steps
         await asyncio.sleep(0.05)
         assert watched.steps == steps

@@ -76,7 +76,7 @@ def test_a_stream_checks_at_the_call_and_can_be_left(small: ortgpt.Generator) ->
         small.stream("x", max_new_tokens=64)
     stream = small.stream("x", max_new_tokens=20)
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert small.generate("x", max_new_tokens=2).finish_reason == "length"
 
 

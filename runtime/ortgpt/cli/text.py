@@ -184,7 +184,7 @@ class _Chat:
             options = options | {"seed": options["seed"] + self._turns}
         pieces = self._conversation.stream(text, **options)
         self._turns += 1
-        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(pieces):  # type: ignore[type-var]
+        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(pieces):
             for piece in pieces:
                 write_text(piece.text)
         write_text("\n")

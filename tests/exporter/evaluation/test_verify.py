@@ -1,4 +1,4 @@
-"""The gate must let a true graph through and stop every kind of false one."""
+"""The verification must accept a correct graph, and refuse every kind of wrong one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 
 import ortgpt
 from ortgpt.bundle.manifest import Check
-from ortgpt_exporter.evaluation.verify import Logits, _compare, verify
+from ortgpt.engine.forward import Logits
+from ortgpt_exporter.evaluation.verify import _compare, verify
 from ortgpt_models import GPT, load_gpt
 
 
@@ -20,7 +21,7 @@ def gpt(small_checkpoint: Path) -> GPT:
     return load_gpt(small_checkpoint)
 
 
-def test_a_true_graph_passes_every_check(small: ortgpt.Generator, gpt: GPT) -> None:
+def test_a_correct_graph_passes_every_check(small: ortgpt.Generator, gpt: GPT) -> None:
     named: list[str] = []
     checks = verify(small.engine, gpt, on_check=named.append)
     assert all(check.passed for check in checks)
@@ -54,8 +55,8 @@ def test_a_wrong_position_is_noticed_at_the_end_of_the_context(small: ortgpt.Gen
     assert failed == ["prefill of 64"]
 
 
-def compare(expected: list[list[float]], found: list[list[float]]) -> Check:
-    pair: tuple[Logits, Logits] = (np.array(expected, np.float32), np.array(found, np.float32))
+def compare(expected: list[list[float]], logits: list[list[float]]) -> Check:
+    pair: tuple[Logits, Logits] = (np.array(expected, np.float32), np.array(logits, np.float32))
     return _compare("x", iter([pair]), 1e-4)
 
 
@@ -63,7 +64,7 @@ def test_what_a_check_accepts() -> None:
     assert compare([[1.0, 2.0]], [[1.0, 2.0001]]).passed
     assert not compare([[1.0, 2.0]], [[1.0, 2.0003]]).passed
     assert compare([[-100.0, -90.0]], [[-100.009, -90.0]]).passed  # 1e-4 of the largest logit
-    # The winner changes, but the two best lie within twice the difference.
+    # The best token changes, but the two best logits lie within twice the difference.
     close = compare([[1.0, 1.00001]], [[1.00002, 1.0]])
     assert (close.passed, close.argmax_compared, close.argmax_differing) == (True, 0, 0)
     assert not compare([[1.0, 2.0]], [[1.0, float("nan")]]).passed

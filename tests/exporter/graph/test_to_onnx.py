@@ -1,4 +1,4 @@
-"""The graph itself: its nodes, axes, size and versions, and its values by ONNX Runtime for every kind of network."""
+"""The graph: its nodes, axes, size and versions, and its values in ONNX Runtime for every kind of network."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CONFIGS = [
     replace(BASE, n_embd=35, n_head=5, activation_function="silu", scale_attn_weights=False),
     replace(BASE, n_layer=5, n_embd=24, n_head=2, layer_norm_epsilon=1e-2),
 ]
-FORMS = [
+FORMATS = [
     ("native", "float32", 1e-4),
     ("native", "float16", 2e-2),
     ("portable", "float32", 1e-4),
@@ -75,10 +75,14 @@ FORMS = [
 ]
 
 
-# Every network in the default form, the odder ones in every form.
+# Every network in the default format, two odd ones in every format.
 @pytest.mark.parametrize(
     ("config", "flavour", "dtype", "tolerance"),
-    [(config, *form) for config in CONFIGS for form in (FORMS if config in CONFIGS[2:4] else FORMS[:1])],
+    [
+        (config, *export_format)
+        for config in CONFIGS
+        for export_format in (FORMATS if config in CONFIGS[2:4] else FORMATS[:1])
+    ],
 )
 def test_every_kind_of_network_computes_what_pytorch_does(
     config: GPTConfig, flavour: str, dtype: str, tolerance: float, tmp_path: Path
@@ -125,7 +129,7 @@ def test_nodes_axes_and_versions(tmp_path: Path) -> None:
     }
     for node in proto.graph.node:
         assert not node.doc_string
-        assert not node.metadata_props  # where in whose source tree it came from is nobody's business
+        assert not node.metadata_props  # torch's notes on source files of this machine
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -182,14 +186,14 @@ def test_initializers_are_the_checkpoints_tensors_once(tmp_path: Path) -> None:
     )
 
 
-def test_in_float16_residual_additions_join_the_normalization_behind_them() -> None:
+def test_in_float16_residual_additions_join_the_normalization_after_them() -> None:
     _, model = export(BASE, "native", "float16")
     counts = collections.Counter(node.op_type for node in model.graph)
     assert (counts["SkipLayerNormalization"], counts["LayerNormalization"]) == (5, 0)
 
 
 def test_weights_that_happen_to_be_equal_stay_apart() -> None:
-    """All gains are 1 and all biases 0 in a new network; whoever quantises must find each by its name."""
+    """All gains are 1 and all biases 0 in a new network; quantisation must find each by its name."""
     gpt = GPT(BASE).eval()
     model = export_graph(gpt, "native", "float32")
     optimize_graph(model, BASE, "native", "float32")
@@ -228,7 +232,7 @@ def test_padding_heads_changes_no_value_and_not_the_original() -> None:
 
 
 def test_float16_logits_far_from_zero_keep_their_differences(tmp_path: Path) -> None:
-    """Logits near -100 are multiples of 1/16 in float16; what all have in common must not cost the differences."""
+    """Logits near -100 are multiples of 1/16 in float16; their common part must not hide the differences."""
     gpt = make_gpt(BASE)
     with torch.no_grad():
         direction = torch.ones(48) / 48**0.5
@@ -241,7 +245,7 @@ def test_float16_logits_far_from_zero_keep_their_differences(tmp_path: Path) -> 
         want = gpt(torch.from_numpy(ids)).numpy()
     assert want.mean() < -90
     found = run(model, tmp_path / "model.onnx", ids, BASE, "float16")
-    # Whatever a row has in common changes no probability.
+    # A constant added to a whole row changes no probability.
     apart = (found - found.mean(-1, keepdims=True)) - (want - want.mean(-1, keepdims=True))
     assert np.abs(apart).max() < 0.5 / 16
     assert len(np.unique(found[0, -1])) > 90  # of 97: few fall together
@@ -281,7 +285,7 @@ def test_a_fusion_that_missed_a_place_fails() -> None:
 def test_exporting_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for flavour, dtype, _ in FORMS:
+        for flavour, dtype, _ in FORMATS:
             export_graph(make_gpt(BASE), flavour, dtype)
     assert [str(warning.message) for warning in caught] == []
     out, err = capfd.readouterr()

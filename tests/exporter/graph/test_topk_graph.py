@@ -1,4 +1,4 @@
-"""The selector against the runtime's own sampling on all logits, by value; a GPU runs the same graph."""
+"""The top-k graph against the runtime's own sampling on all logits, by value; a GPU runs the same graph."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def topk_of(generator: Generator) -> DeviceTopK:
 
 
 def test_the_largest_logits_of_each_row(generator: Generator) -> None:
-    selector = topk_of(generator)
+    device_topk = topk_of(generator)
     rng = np.random.default_rng(0)
     logits = (rng.normal(size=(3, 1, 320)) * 4 - 2).astype(np.float32)
     seen = [rng.permutation(300)[:size] for size in (0, 5, 130)]
     penalties = [1.0, 1.3, 0.7]
-    top, ids, non_finite = selector.new_forward(3).run(selector.session.share(logits), seen, penalties)
+    top, ids, non_finite = device_topk.new_forward(3).run(device_topk.session.share(logits), seen, penalties)
     assert top.shape == ids.shape == (3, 64)
     for row in range(3):
         scores = logits[row, 0, :300].copy()
@@ -48,23 +48,23 @@ def test_the_largest_logits_of_each_row(generator: Generator) -> None:
     assert not non_finite.any()
 
 
-def test_of_equals_the_lowest_id_comes_first_and_a_call_serves_many_steps(generator: Generator) -> None:
-    selector = topk_of(generator)
-    call = selector.new_forward(1)
+def test_of_equals_the_lowest_id_comes_first_and_a_forward_serves_many_steps(generator: Generator) -> None:
+    device_topk = topk_of(generator)
+    forward = device_topk.new_forward(1)
     logits = np.zeros((1, 1, 320), np.float32)
     logits[0, 0, [7, 200, 100]] = 3.0
     for seen, want in (([], [7, 100, 200, 0, 1]), ([7], [100, 200, 7, 0, 1]), ([100] * 70, [7, 200, 100, 0, 1])):
-        _, ids, _ = call.run(selector.session.share(logits), [np.array(seen, np.int64)], [2.0])
+        _, ids, _ = forward.run(device_topk.session.share(logits), [np.array(seen, np.int64)], [2.0])
         assert ids[0, :5].tolist() == want
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_rows_that_are_not_finite_are_told(generator: Generator, value: float) -> None:
-    selector = topk_of(generator)
+def test_rows_that_are_not_finite_are_reported(generator: Generator, value: float) -> None:
+    device_topk = topk_of(generator)
     logits = np.zeros((3, 1, 320), np.float32)
     logits[1, 0, 310] = value  # even where no token is
     none = np.zeros(0, np.int64)
-    *_, non_finite = selector.new_forward(3).run(selector.session.share(logits), [none] * 3, [1.0] * 3)
+    *_, non_finite = device_topk.new_forward(3).run(device_topk.session.share(logits), [none] * 3, [1.0] * 3)
     assert np.isnan(non_finite).tolist() == [False, True, False]
 
 

@@ -1,4 +1,4 @@
-"""GPTQ: against its closed form, plain rounding, and the activations that PyTorch sees."""
+"""GPTQ: against its closed form, plain rounding, and PyTorch's activations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RNG = np.random.default_rng(0)
 
 
 def correlated(width: int, tokens: int = 400) -> Any:
-    """Return XᵀX of activations of which each channel resembles the others."""
+    """Return XᵀX of activations whose channels resemble each other."""
     x = RNG.normal(size=(tokens, width)) + RNG.normal(size=(tokens, 1)) * RNG.uniform(0.5, 3, size=width)
     return x.T @ x
 
@@ -37,25 +37,25 @@ def loss(matrix: Any, rounded: Any, hessian: Any) -> float:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_products_change_less_than_by_plain_rounding(bits: int) -> None:
     matrix, hessian = RNG.normal(size=(40, 96)).astype(np.float32), correlated(96)
-    plain = quantize_blocks(matrix, bits=bits, block_size=32, method="scale-search").dequantized()
+    plain = quantize_blocks(matrix, bits=bits, block_size=32).dequantized()
     careful = quantize_gptq(matrix, hessian, bits=bits, block_size=32)
     assert loss(matrix, careful.dequantized(), hessian) < 0.5 * loss(matrix, plain, hessian)
     assert careful.integers.shape == (40, 3, 32)
     assert careful.integers.max() <= 2**bits - 1
 
 
-def test_channels_that_have_nothing_in_common_are_rounded_each_by_itself() -> None:
+def test_uncorrelated_channels_are_rounded_independently() -> None:
     matrix = RNG.normal(size=(5, 32)).astype(np.float32)
     hessian = np.diag(RNG.uniform(1, 9, size=32))
     hessian[4, 4] = 0.0  # a channel that is always zero
     found = quantize_gptq(matrix, hessian, bits=4, block_size=16)
-    plain = quantize_blocks(matrix, bits=4, block_size=16, method="scale-search")
+    plain = quantize_blocks(matrix, bits=4, block_size=16)
     assert np.array_equal(found.scales, plain.scales)
     nearest = np.clip(np.round(matrix.reshape(5, 2, 16) / plain.scales[..., None]), -8, 7) + 8
     assert np.array_equal(found.integers, nearest)
 
 
-def test_the_second_of_two_columns_makes_up_for_the_first() -> None:
+def test_the_second_of_two_columns_compensates_the_first() -> None:
     """The best second weight, given the first one's error e, is w + e × H01 / H11."""
     matrix = RNG.normal(size=(50, 2)).astype(np.float32)
     hessian = np.array([[5.0, 3.0], [3.0, 4.0]])
@@ -94,19 +94,24 @@ def test_the_sums_are_those_of_what_pytorch_multiplies(flavour: str, tmp_path: P
     model = ir.load(source / "model.onnx")
     count = len(model.graph.outputs)
     monkeypatch.setattr("ortgpt_exporter.quantization.hessians._MAX_BYTES", 3 * 8 * 48**2)  # several runs
-    calibration = Calibration(model, product_inputs(model), rows, flavour, tmp_path)
-    assert len(model.graph.outputs) == count
     names = list(product_inputs(model))
     assert sorted(names) == sorted(expected)
+    calibration = Calibration(model, product_inputs(model), rows, flavour, tmp_path, wanted=names)
+    assert len(model.graph.outputs) == count
     for name in ("wte.weight", *names[:-1]):
         found = calibration.hessian(name)
-        wanted = expected[name] / (1 if name == "wte.weight" else 2)
-        assert np.abs(found - wanted.numpy()).max() <= 1e-5 * float(wanted.abs().max())
+        hessian = expected[name] / (1 if name == "wte.weight" else 2)
+        assert np.abs(found - hessian.numpy()).max() <= 1e-5 * float(hessian.abs().max())
+    (tmp_path / "few").mkdir()
+    few = Calibration(model, product_inputs(model), rows, flavour, tmp_path / "few", wanted=names[1:2])
+    assert np.abs(few.hessian(names[1]) - expected[names[1]].numpy() / 2).max() <= 1e-5 * float(
+        expected[names[1]].max()
+    )
 
 
 def test_rows_of_a_long_text_are_spread_over_all_of_it() -> None:
     for count in (100, 16_385, 33_000, 1_000_000):
-        rows = spread_rows(Text("t", list(range(count)), count), 256, most=16_384).rows
+        rows = spread_rows(Text("t", list(range(count)), count), 256, max_tokens=16_384).rows
         assert sum(map(len, rows)) >= min(count, 16_384) - 256
         assert len(rows) <= 64
         assert rows[0][0] == 0

@@ -1,4 +1,4 @@
-"""Each kind of node that computes with integers, against the arithmetic that it stands for, in numpy."""
+"""Each kind of node that computes with integers, against the same arithmetic in numpy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 from ortgpt_exporter.graph.initializers import constant
 from ortgpt_exporter.quantization.blocks import quantize_blocks
-from ortgpt_exporter.quantization.recipe import make_recipe
+from ortgpt_exporter.quantization.recipe import Recipe, make_recipe
+from ortgpt_exporter.quantization.request import Quantization
 from ortgpt_exporter.quantization.rewrite_graph import quantize_graph
 
 RNG = np.random.default_rng(0)
@@ -39,20 +40,20 @@ def graph_of(op: str, name: str, weight: Any, domain: str = "") -> ir.Model:
 
 
 def run(model: ir.Model, x: Any) -> Any:
-    """Run as it stands, so that nothing is fused into something else."""
+    """Run without graph optimisations, so that no node is fused with another."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     data = ir.to_proto(model).SerializeToString()
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
 
 
-def recipe(flavour: str, dtype: str, method: str | None) -> Any:
-    return make_recipe({LAYER: WIDTH}, flavour=flavour, dtype=dtype, method=method, block_size=None, head_dtype=None)
+def recipe(flavour: str, dtype: str, **choices: Any) -> Recipe:
+    return make_recipe(Quantization(dtype=dtype, **choices), {LAYER: WIDTH}, flavour=flavour)
 
 
 def rounded_product(x: Any, table: Any) -> Any:
     """Round rows of x to bytes with one scale each, multiply in integers, and scale back."""
-    blocks = quantize_blocks(table, bits=8, block_size=WIDTH, method="scale-search")
+    blocks = quantize_blocks(table, bits=8, block_size=WIDTH)
     scale = np.abs(x).max(-1, keepdims=True) * np.float32(1 / 127)
     integers = np.round(x / np.where(scale == 0, 1, scale)).astype(np.int64)
     product = integers @ (blocks.integers[:, 0].astype(np.int64) - 128).T
@@ -70,8 +71,8 @@ def activations(rank: int) -> Any:
 def test_products_by_rows_are_the_integers_own(flavour: str) -> None:
     weight = RNG.normal(size=(WIDTH, OUT)).astype(np.float32)
     model = graph_of("MatMul", LAYER, weight)
-    report = quantize_graph(model, recipe(flavour, "int8", "w8a8"))
-    assert (report.quantized, report.kept) == ({"int8": 1}, {})
+    report = quantize_graph(model, recipe(flavour, "int8", method="w8a8"))
+    assert (report.quantized, report.left_out) == ({"int8": 1}, {})
     x = activations(3)
     found, expected = run(model, x), rounded_product(x, weight.T)
     assert np.abs(found - expected).max() <= 2e-6 * np.abs(expected).max()
@@ -82,14 +83,14 @@ def test_products_by_rows_are_the_integers_own(flavour: str) -> None:
 def test_the_portable_head_and_look_up_share_one_table() -> None:
     table = RNG.normal(size=(OUT, WIDTH)).astype(np.float32)
     model = graph_of("Gemm", HEAD, table)
-    quantize_graph(model, recipe("portable", "int8", None))
+    quantize_graph(model, recipe("portable", "int8"))
     x = activations(2)
     expected = rounded_product(x, table)
     assert np.abs(run(model, x) - expected).max() <= 2e-6 * np.abs(expected).max()
     look_up = graph_of("Gather", HEAD, table)
-    quantize_graph(look_up, recipe("portable", "int8", None))
+    quantize_graph(look_up, recipe("portable", "int8"))
     ids = np.array([[3, 0], [47, 3]])
-    blocks = quantize_blocks(table, bits=8, block_size=WIDTH, method="scale-search")
+    blocks = quantize_blocks(table, bits=8, block_size=WIDTH)
     assert np.array_equal(run(look_up, ids), blocks.dequantized()[ids])
     head, looked_up = (each.graph.initializers[f"{HEAD}.int8"].const_value for each in (model, look_up))
     assert head is not None
@@ -97,15 +98,14 @@ def test_the_portable_head_and_look_up_share_one_table() -> None:
     assert np.array_equal(head.numpy(), looked_up.numpy())
 
 
-@pytest.mark.parametrize("method", ["scale-search", "rtn"])
-def test_portable_blocks_are_widened_to_what_they_stand_for(method: str) -> None:
+def test_portable_blocks_are_widened_to_the_weights_that_they_represent() -> None:
     weight = RNG.normal(size=(WIDTH, OUT)).astype(np.float32)
     weight[:, 7] = 3.0  # blocks of one value
-    made = make_recipe({LAYER: WIDTH}, flavour="portable", dtype="int4", method=method, block_size=16, head_dtype=None)
+    in_blocks = recipe("portable", "int4", block_size=16)
     for op, name, matrix in (("MatMul", LAYER, weight), ("Gemm", HEAD, weight.T.copy())):
         model = graph_of(op, name, matrix)
-        quantize_graph(model, made)
-        blocks = quantize_blocks(weight.T, bits=4, block_size=16, method=method)
+        quantize_graph(model, in_blocks)
+        blocks = quantize_blocks(weight.T, bits=4, block_size=16)
         x = activations(2 if op == "Gemm" else 3)
         expected = x @ blocks.dequantized().T
         assert np.abs(run(model, x) - expected).max() <= 1e-5 * np.abs(expected).max()
@@ -114,22 +114,21 @@ def test_portable_blocks_are_widened_to_what_they_stand_for(method: str) -> None
 
 
 def test_a_portable_head_in_8_bits_is_multiplied_by_rows_like_its_look_up() -> None:
-    made = make_recipe({LAYER: WIDTH}, flavour="portable", dtype="int4", method=None, block_size=16, head_dtype="int8")
-    made = replace(made, wider=(LAYER,))
-    assert made.rounding_of(HEAD, look_up=False) == made.rounding_of(HEAD, look_up=True)
-    assert made.rounding_of(LAYER, look_up=False).block_size is None
+    mixed = replace(recipe("portable", "int4", block_size=16, head_dtype="int8"), wider=(LAYER,))
+    assert mixed.rounding_of(HEAD, look_up=False) == mixed.rounding_of(HEAD, look_up=True)
+    assert mixed.rounding_of(LAYER, look_up=False).block_size is None
     table = RNG.normal(size=(OUT, WIDTH)).astype(np.float32)
     model = graph_of("Gemm", HEAD, table)
-    quantize_graph(model, made)
+    quantize_graph(model, mixed)
     x = activations(2)
     expected = rounded_product(x, table)
     assert np.abs(run(model, x) - expected).max() <= 2e-6 * np.abs(expected).max()
 
 
-def test_onnx_runtime_takes_portable_blocks_for_its_own(tmp_path: Path) -> None:
-    """It fuses them when it opens the file: as fast as a native bundle, and no float32 copy in memory."""
+def test_onnx_runtime_fuses_portable_blocks_into_its_own_operator(tmp_path: Path) -> None:
+    """The bundle is then as fast as a native one, and no float32 copy of the weights is in memory."""
     model = graph_of("MatMul", LAYER, RNG.normal(size=(WIDTH, OUT)).astype(np.float32))
-    quantize_graph(model, recipe("portable", "int4", None))
+    quantize_graph(model, recipe("portable", "int4"))
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "fused.onnx")
     onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -1,10 +1,11 @@
-"""The graph for prompts: whose bytes it reads, what it computes, when it is used."""
+"""The graph for prompts: the bytes that it reads, what it computes, and when it is used."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,7 +23,7 @@ from ortgpt_exporter import ExportError, Quantization, export_bundle, quantize_b
 from ortgpt_exporter.graph.save import weight_bytes
 from ortgpt_exporter.quantize import recipe_for
 from ortgpt_models import load_gpt
-from support import write_checkpoint
+from support import TEXT, write_checkpoint
 
 N_LAYER, N_EMBD, PADDED = 2, 96, 128  # heads of 12 are padded to 16
 LAYER_WEIGHTS = N_LAYER * (4 * N_EMBD * PADDED + 8 * N_EMBD**2)
@@ -40,13 +41,16 @@ def source(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bundles(source: Path) -> dict[str, Path]:
-    asked = {
+    text = source.parent / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    gptq: dict[str, Any] = {"method": "gptq", "calibration": text}
+    quantizations = {
         "int8": Quantization(dtype="int8", max_perplexity_ratio=2.0, fast_prefill=True),
         "int4": Quantization(dtype="int4", max_perplexity_ratio=2.0, fast_prefill=True),
         "int8-blocks": Quantization(dtype="int8", max_perplexity_ratio=2.0, fast_prefill=True, block_size=32),
-        "int4-asymmetric": Quantization(dtype="int4", max_perplexity_ratio=2.0, fast_prefill=True, method="rtn"),
+        "int4-gptq": Quantization(dtype="int4", max_perplexity_ratio=2.0, fast_prefill=True, **gptq),
     }
-    return {name: quantize_bundle(source, source.parent / name, each).path for name, each in asked.items()}
+    return {name: quantize_bundle(source, source.parent / name, each).path for name, each in quantizations.items()}
 
 
 @pytest.fixture
@@ -72,7 +76,7 @@ def test_int8_reads_the_decoders_bytes_and_stores_none(bundles: dict[str, Path])
     assert open_bundle(folder).manifest.precision.parameters["row_scales"] is True
 
 
-@pytest.mark.parametrize("name", ["int4", "int8-blocks", "int4-asymmetric"])
+@pytest.mark.parametrize("name", ["int4", "int8-blocks", "int4-gptq"])
 def test_others_store_the_layers_bytes_and_share_the_rest(bundles: dict[str, Path], name: str) -> None:
     folder = bundles[name]
     assert (folder / "prefill.onnx.data").stat().st_size == LAYER_WEIGHTS
@@ -82,9 +86,7 @@ def test_others_store_the_layers_bytes_and_share_the_rest(bundles: dict[str, Pat
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("name", "most"), [("int8", 0.08), ("int8-blocks", 0.08), ("int4", 0.5), ("int4-asymmetric", 0.5)]
-)
+@pytest.mark.parametrize(("name", "most"), [("int8", 0.08), ("int8-blocks", 0.08), ("int4", 0.5), ("int4-gptq", 0.5)])
 def test_it_computes_what_pytorch_and_the_decoder_do(
     bundles: dict[str, Path], checkpoint: Path, prompt: list[int], name: str, most: float
 ) -> None:
@@ -96,15 +98,15 @@ def test_it_computes_what_pytorch_and_the_decoder_do(
         cache = engine.new_cache(1, 64)
         alone = np.concatenate([engine.prefill(cache, [[token_id]])[0] for token_id in prompt])
     assert np.square(whole - expected).mean() ** 0.5 < most * expected.std()
-    # The same integers: only activations are rounded otherwise.
+    # The integers are the same; only activations are rounded differently.
     assert 0 < np.square(whole - alone).mean() ** 0.5 < 0.08 * expected.std()
 
 
-def test_scales_too_few_for_the_file_of_weights_are_read_all_the_same(prompt: list[int], tmp_path: Path) -> None:
+def test_scales_too_few_for_the_file_of_weights_are_read_from_the_graph(prompt: list[int], tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint", n_embd=48, n_head=4, n_positions=96)
     source = export_bundle(checkpoint, tmp_path / "float32").path
-    asked = Quantization(dtype="int8", fast_prefill=True, max_perplexity_ratio=2.0)
-    bundle = quantize_bundle(source, tmp_path / "int8", asked).path
+    quantization = Quantization(dtype="int8", fast_prefill=True, max_perplexity_ratio=2.0)
+    bundle = quantize_bundle(source, tmp_path / "int8", quantization).path
     assert not (bundle / "prefill.onnx.data").exists()
     with ortgpt.load(source) as exact, ortgpt.load(bundle) as generator:
         expected, found = (
@@ -114,7 +116,7 @@ def test_scales_too_few_for_the_file_of_weights_are_read_all_the_same(prompt: li
     assert np.square(found - expected).mean() ** 0.5 < 0.08 * expected.std()
 
 
-def test_a_prompt_and_the_steps_behind_it_work_on_one_cache(bundles: dict[str, Path], prompt: list[int]) -> None:
+def test_a_prompt_and_the_steps_after_it_share_one_cache(bundles: dict[str, Path], prompt: list[int]) -> None:
     with ortgpt.load(bundles["int8"]) as generator:
         rows = [prompt, prompt[:40], prompt[:3], prompt[:1]]
         batch = generator.generate_batch(rows, max_new_tokens=8, eos_token_id=[])
@@ -159,7 +161,7 @@ def test_a_bundle_without_one_runs_everything_on_its_decoder(source: Path) -> No
         assert generator.engine.prefill_graph is None
 
 
-def test_where_it_would_have_no_effect_it_is_refused(source: Path) -> None:
+def test_it_is_refused_if_it_would_have_no_effect(source: Path) -> None:
     bundle = open_bundle(source)
     with pytest.raises(ExportError, match="fast_prefill would have no effect"):
         recipe_for(bundle, Quantization(dtype="int8", method="w8a8", fast_prefill=True))
@@ -169,7 +171,7 @@ def test_where_it_would_have_no_effect_it_is_refused(source: Path) -> None:
         recipe_for(bundle, Quantization(dtype="int4", fast_prefill=True))
 
 
-def test_the_command_line_asks_for_it(source: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_the_command_line_adds_it(source: Path, checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "fast"
     command = [
         "quantize",
@@ -199,7 +201,7 @@ def test_the_command_line_asks_for_it(source: Path, checkpoint: Path, tmp_path: 
         assert ("--max-kl" in result.stderr) == ("--max-kl" in refused)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "int4-asymmetric"])
+@pytest.mark.parametrize("name", ["int8", "int4"])
 def test_weights_that_have_several_views_are_counted_once(bundles: dict[str, Path], name: str) -> None:
     folder = bundles[name]
     inline = sum(

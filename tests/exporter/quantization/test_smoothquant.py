@@ -1,4 +1,4 @@
-"""Smoothing must change no value, and undo what makes GPT-2 hard to round."""
+"""Smoothing must change no logit, and remove the outliers that make GPT-2 hard to round."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def make_gpt() -> GPT:
     return gpt
 
 
-def smoothed(gpt: GPT, least_factor: float = 4.0) -> dict[str, Any]:
+def smoothed(gpt: GPT, min_factor: float = 4.0) -> dict[str, Any]:
     weights = {name: tensor.numpy().copy() for name, tensor in gpt.state_dict().items() if name.startswith("h.")}
-    smooth(weights, n_layer=CONFIG.n_layer, least_factor=least_factor)
+    smooth(weights, n_layer=CONFIG.n_layer, min_factor=min_factor)
     return weights
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["none", "norm", "value"])
-@pytest.mark.parametrize("least_factor", [1.0, 4.0])
-def test_no_logit_changes(kind: str, least_factor: float) -> None:
+@pytest.mark.parametrize("min_factor", [1.0, 4.0])
+def test_no_logit_changes(kind: str, min_factor: float) -> None:
     gpt = make_gpt()
     if kind != "none":
         inject(gpt, kind, count=2)
     ids = torch.arange(32)[None] * 7 % 60
     before = gpt(ids)
-    changed = {name: torch.from_numpy(array) for name, array in smoothed(gpt, least_factor).items()}
+    changed = {name: torch.from_numpy(array) for name, array in smoothed(gpt, min_factor).items()}
     assert kind == "none" or any(not torch.equal(gpt.state_dict()[name], changed[name]) for name in changed)
     gpt.load_state_dict(gpt.state_dict() | changed)
     assert (gpt(ids) - before).abs().max() <= 1e-4 * before.abs().max()
@@ -47,7 +47,7 @@ def test_no_logit_changes(kind: str, least_factor: float) -> None:
 
 @pytest.mark.parametrize("kind", ["norm", "value"])
 @pytest.mark.parametrize("factor", [64.0, 1000.0, 1 / 64])
-def test_an_injected_outlier_is_brought_back_and_nothing_else_moves(kind: str, factor: float) -> None:
+def test_an_injected_outlier_is_removed_and_nothing_else_changes(kind: str, factor: float) -> None:
     plain, odd = make_gpt(), make_gpt()
     inject(odd, kind, factor=factor, count=2)
     found = smoothed(odd)
@@ -58,13 +58,13 @@ def test_an_injected_outlier_is_brought_back_and_nothing_else_moves(kind: str, f
             assert np.count_nonzero(change > 0.01) <= 2 * change.size // 48, name
 
 
-def test_a_network_without_odd_channels_stays() -> None:
+def test_a_network_without_odd_channels_is_unchanged() -> None:
     gpt = make_gpt()
     state = gpt.state_dict()
     assert all(np.array_equal(array, state[name].numpy()) for name, array in smoothed(gpt).items())
 
 
-def test_channels_that_carry_nothing_stay() -> None:
+def test_channels_of_zeros_are_unchanged() -> None:
     gpt = make_gpt()
     with torch.no_grad():
         gpt.get_parameter("h.0.ln_1.weight")[3] = gpt.get_parameter("h.0.ln_1.bias")[3] = 0.0

@@ -238,12 +238,13 @@ def test_a_nanogpt_file_by_the_command_line(tmp_path: Path) -> None:
     from dialects import DIALECTS
 
     standin = DIALECTS["nanogpt"](tmp_path / "nano")
-    tokenizer = standin.options["tokenizer"]
-    done = run("export", standin.checkpoint, "-o", tmp_path / "out", "--tokenizer", tokenizer, "--flavour", "portable")
+    checkpoint, tokenizer = standin.source.name, standin.source.tokenizer
+    assert tokenizer is not None
+    done = run("export", checkpoint, "-o", tmp_path / "out", "--tokenizer", tokenizer, "--flavour", "portable")
     assert done.exit_code == 0, done.stderr
     assert "Note: ckpt.pt was read with weights_only=True" in done.stderr
     found = json.loads(run("generate", tmp_path / "out", "It is", "--max-new-tokens", "9", "--json").stdout)
     prompt = ortgpt.load(tmp_path / "out").tokenizer.encode("It is")
     assert found["token_ids"] == standin.greedy(prompt, 9)
-    alone = run("export", standin.checkpoint, "-o", tmp_path / "again")
+    alone = run("export", checkpoint, "-o", tmp_path / "again")
     assert (alone.exit_code, "--tokenizer" in alone.stderr) == (1, True)

@@ -160,7 +160,7 @@ def test_a_conversation_streams_guesses_and_fails_whole(small: ortgpt.Generator)
     for begin in (lambda: talk.generate("x"), talk.rewind, talk.branch):
         with pytest.raises(ConversationError, match="still being streamed"):
             begin()
-    left.close()  # type: ignore[attr-defined]
+    left.close()
     assert len(before) < len(talk.token_ids) < len(before) + 8
     for options in ({"num_beams": 2}, {"num_return_sequences": 2, "seed": 1}, {"context_overflow": "slide"}):
         with pytest.raises(OptionError, match="in a conversation"):
@@ -176,7 +176,7 @@ def test_a_stream_that_is_left_leaves_the_cache_right(small: ortgpt.Generator, g
         stream = talk.stream(max_new_tokens=20, eos_token_id=[], **guesses)
         for _ in range(pieces):
             next(stream)
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         found = talk.generate(" a man", max_new_tokens=5, logprobs=0, eos_token_id=[])
         want = small.generate(talk.token_ids[:-5], max_new_tokens=5, logprobs=0, eos_token_id=[])
         assert found.token_ids == want.token_ids
