@@ -1,7 +1,7 @@
-"""The one error that this package raises of its own."""
+"""The one error that this package raises for bad input."""
 
 from ortgpt.errors import OrtGptError
 
 
 class ExportError(OrtGptError, ValueError):
-    """A checkpoint that cannot be exported faithfully, or a graph that did not come out as it must."""
+    """A checkpoint, bundle or text cannot be used, or a graph does not compute what PyTorch does."""

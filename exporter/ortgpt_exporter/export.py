@@ -1,11 +1,11 @@
-"""Export a checkpoint into a bundle folder: every step in order, whole or absent."""
+"""Export a checkpoint into a bundle folder: load, convert, verify, write. The folder appears whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,35 +34,32 @@ from ortgpt.contract import (
     PromiseKind,
     RecipeName,
     Role,
+    Spec,
     Target,
     Task,
     TokenizerKind,
     topk_tensors,
 )
 from ortgpt.engine.device_topk import open_device_topk
-from ortgpt.engine.engine import Engine
-from ortgpt.errors import OptionError
-from ortgpt.ort.device import Device
-from ortgpt.ort.session import open_graph
-from ortgpt_exporter.checkpoint.hub import DownloadProgress
-from ortgpt_exporter.checkpoint.load import Checkpoint, load_checkpoint
+from ortgpt.errors import OptionError, shown
+from ortgpt_exporter.checkpoint.load import Checkpoint, CheckpointSource, load_checkpoint
 from ortgpt_exporter.errors import ExportError
-from ortgpt_exporter.evaluation.verify import TOLERANCES, check_names, verify, verify_selector
+from ortgpt_exporter.evaluation.verify import TOLERANCES, check_names, verify, verify_device_topk
 from ortgpt_exporter.graph.fusions import optimize_graph
 from ortgpt_exporter.graph.save import save_graph
 from ortgpt_exporter.graph.to_onnx import cache_head_dim, export_graph, tensors_of
-from ortgpt_exporter.graph.topk_graph import select_graph
+from ortgpt_exporter.graph.topk_graph import topk_graph
 from ortgpt_exporter.portable_files import portable_files
-from ortgpt_exporter.progress import OnProgress, Progress, Steps
-from ortgpt_exporter.quantization.recipe import BITS
-from ortgpt_exporter.quantization.request import Quantization, check_quantization
-from ortgpt_exporter.quantize import quantize_bundle
+from ortgpt_exporter.progress import Steps
+from ortgpt_exporter.quantization.request import BITS, Quantization, check_quantization
+from ortgpt_exporter.quantization.write import open_engine
+from ortgpt_exporter.quantize import quantize_opened
 from ortgpt_exporter.target_folder import check_target
-from ortgpt_models import GPTConfig
 from ortgpt_models.atomic_folder import scratch_folder, write_folder
+from ortgpt_models.progress import OnProgress, Progress
 
-# The types that each flavour can be written in for each device, the default first. A portable graph computes shapes
-# on the CPU, so it never runs whole on a GPU; other runtimes take such graphs there all the same.
+# The dtypes of each flavour for each device, the default first. A portable graph computes shapes on the CPU, so it does
+# not run whole on a GPU, as this runtime requires; other runtimes accept such graphs.
 DTYPES = {
     (Flavour.NATIVE, Target.CPU): (DType.FLOAT32, DType.FLOAT16, *BITS),
     (Flavour.NATIVE, Target.CUDA): (DType.FLOAT16,),
@@ -75,134 +72,135 @@ _logger = logging.getLogger("ortgpt_exporter")
 class ExportFormat:
     """What a checkpoint is exported to. Raises OptionError for a combination that does not exist."""
 
-    flavour: str
-    target: str
-    dtype: str
-    external_data: bool
+    flavour: str = Flavour.NATIVE
+    """ "native" or "portable"."""
+    target: str = Target.CPU
+    """The device to run on: "cpu" or "cuda"."""
+    dtype: str = ""
+    """ "float32", "float16", "int8" or "int4"; by default the first that flavour and target accept."""
+    external_data: bool = False
+    """Whether a portable graph's weights get a file of their own even if they are small."""
 
-    @classmethod
-    def make(cls, *, flavour: str, target: str, dtype: str | None, external_data: bool) -> ExportFormat:
-        accepted = DTYPES.get((flavour, target))
+    def __post_init__(self) -> None:
+        accepted = DTYPES.get((self.flavour, self.target))
         if accepted is None:
-            shown = "; ".join(" for ".join(pair) for pair in DTYPES)
-            raise OptionError(f"flavour = {flavour!r} with target = {target!r} (accepted: {shown})")
-        if dtype is not None and dtype not in accepted:
-            raise OptionError(f"dtype = {dtype!r} with {flavour} for {target} (accepted: {', '.join(accepted)})")
-        return cls(flavour=flavour, target=target, dtype=dtype or accepted[0], external_data=external_data)
+            raise OptionError(
+                "{flavour} with {target} (accepted: {accepted})",
+                {"flavour": self.flavour, "target": self.target},
+                accepted="; ".join(" for ".join(pair) for pair in DTYPES),
+            )
+        if self.dtype and self.dtype not in accepted:
+            raise OptionError(
+                "{dtype} with {form} (accepted: {accepted})",
+                {"dtype": self.dtype},
+                form=f"{self.flavour} for {self.target}",
+                accepted=", ".join(accepted),
+            )
+        object.__setattr__(self, "dtype", self.dtype or accepted[0])
 
     @property
     def promise(self) -> Promise:
-        """What decoding in this precision promises, as the manifest states it."""
+        """What decoding in this precision promises, for the manifest."""
         if self.dtype == DType.FLOAT32:
             return Promise(kind=PromiseKind.EXACT)
         return Promise(kind=PromiseKind.BOUNDED, relative_logit_bound=TOLERANCES[self.dtype])
 
 
 def export_bundle(
-    checkpoint: str | Path,
+    checkpoint: str | Path | CheckpointSource,
     out: str | Path,
     *,
     dtype: str | None = None,
     flavour: str = Flavour.NATIVE,
     target: str = Target.CPU,
-    tokenizer: str | Path | None = None,
-    adapter: str | Path | None = None,
-    revision: str | None = None,
-    activation: str | None = None,
     external_data: bool = False,
     quantization: Quantization | None = None,
     force: bool = False,
     on_progress: OnProgress = lambda progress: None,
     on_note: Callable[[str], None] = _logger.warning,
 ) -> Bundle:
-    """Export a checkpoint (see load_checkpoint) to the bundle folder `out` and return it opened.
+    """Export a checkpoint to the bundle folder `out`, compare it with PyTorch, and return the bundle opened.
 
-    `flavour` is "native" or "portable", `target` "cpu" or "cuda" (native only), `dtype` "float32", "float16" (by
-    default what the target wants), "int8" or "int4"; these two go by way of a float32 bundle that does not stay, and
-    `quantization` says how (see quantize_bundle). The weights get a file of their own in a native bundle; in a
-    portable one only those of more than 1.5 GB, or any with `external_data`. `tokenizer`, `adapter`, `revision` and
-    `activation` are those of load_checkpoint(). The graph is compared with PyTorch before anything appears at `out`.
-    `force` replaces a bundle that is already there, and nothing else. `on_note` gets facts about the checkpoint worth
-    telling, a line each. Raises ModelError, ExportError, BundleError (a damaged tokenizer), OptionError,
-    FileExistsError or another OSError.
+    `checkpoint` is a Hugging Face folder, a nanoGPT file, a hub id, "austen", or a CheckpointSource, which also names a
+    tokenizer, an adapter, a revision or an activation. `flavour` is "native" or "portable"; `target` is "cpu" or "cuda"
+    (native only). `dtype` is "float32" (the default for cpu), "float16" (for cuda), "int8" or "int4"; for the last two,
+    `quantization` says how (see quantize_bundle). Weights get a file of their own in a native bundle, and in a portable
+    one if they exceed 1.5 GB or with `external_data`. `force` replaces a bundle at `out`, and nothing else. `on_note`
+    gets remarks on the checkpoint, one line each. If the graph does not compute what PyTorch computes, nothing is
+    written. Raises ExportError, BundleError (a damaged tokenizer), OptionError, FileExistsError or another OSError.
     """
-    form = ExportFormat.make(flavour=flavour, target=target, dtype=dtype, external_data=external_data)
+    source = checkpoint if isinstance(checkpoint, CheckpointSource) else CheckpointSource(checkpoint)
+    export_format = ExportFormat(flavour=flavour, target=target, dtype=dtype or "", external_data=external_data)
     out = Path(os.path.abspath(out))
     check_target(out, force=force)
-    if quantization is not None and quantization.dtype != form.dtype:
-        raise OptionError(f"quantization.dtype = {quantization.dtype!r} with dtype {form.dtype!r} (accepted: the same)")
-    if form.dtype in BITS:
-        quantization = Quantization(dtype=form.dtype) if quantization is None else quantization
-        check_quantization(quantization, form.flavour)
-        with scratch_folder(out) as folder:
-            whole = export_bundle(
-                checkpoint,
-                folder / "float32",
-                flavour=form.flavour,
-                tokenizer=tokenizer,
-                adapter=adapter,
-                revision=revision,
-                activation=activation,
-                on_progress=on_progress,
-                on_note=on_note,
-            )
-            return quantize_bundle(
-                whole.path, out, quantization, external_data=external_data, force=force, on_progress=on_progress
-            )
+    if quantization is not None and quantization.dtype != export_format.dtype:
+        raise OptionError(
+            f"quantization.dtype = {shown(quantization.dtype)} with dtype {export_format.dtype!r} (accepted: the same)"
+        )
+    if export_format.dtype not in BITS:
+        return _export(source, out, export_format, force, on_progress, on_note)
+    quantization = quantization or Quantization(dtype=export_format.dtype)
+    check_quantization(quantization, flavour)
+    float32 = replace(export_format, dtype=DType.FLOAT32, external_data=False)
+    with scratch_folder(out) as folder:
+        bundle = _export(source, folder / "float32", float32, False, on_progress, on_note)
+        return quantize_opened(
+            bundle, out, quantization, external_data=external_data, force=force, on_progress=on_progress
+        )
+
+
+def _export(
+    source: CheckpointSource,
+    out: Path,
+    export_format: ExportFormat,
+    force: bool,
+    on_progress: OnProgress,
+    on_note: Callable[[str], None],
+) -> Bundle:
+    """Write a bundle in float32 or float16, and return it opened."""
     on_progress(Progress("loading the checkpoint", 0, 1))
-    loaded = load_checkpoint(
-        checkpoint,
-        tokenizer=tokenizer,
-        adapter=adapter,
-        revision=revision,
-        activation=activation,
-        on_download=lambda download: on_progress(_downloading(download)),
-    )
-    for note in loaded.notes:
+    checkpoint = load_checkpoint(source, on_progress=on_progress)
+    for note in checkpoint.notes:
         on_note(note)
-    steps = Steps(on_progress, 6 + len(check_names(loaded.gpt.config.n_positions)), begun=1)  # it is loaded
+    steps = Steps(on_progress, 6 + len(check_names(checkpoint.gpt.config.n_positions)), begun=1)  # after the loading
     with write_folder(out, replace=force) as folder:
-        manifest = _write(loaded, form, folder, steps)
-        checks = _verify(folder, manifest, loaded, steps)
+        manifest = _write(checkpoint, export_format, folder, steps)
+        manifest = replace(manifest, verification=_verify(folder, manifest, checkpoint, steps))
         steps.next("writing the manifest")
-        manifest = replace(manifest, verification=checks)
         (folder / File.MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-        open_bundle(folder)
+        bundle = open_bundle(folder)
     steps.finish()
-    return open_bundle(out)
+    return replace(bundle, path=out)
 
 
-def _downloading(download: DownloadProgress) -> Progress:
-    done, total = download.done_bytes, download.total_bytes or download.done_bytes
-    return Progress(f"downloading {download.repo_id}, {total / 1e6:,.1f} MB", done, max(total, 1))
-
-
-def _write(loaded: Checkpoint, form: ExportFormat, folder: Path, steps: Steps) -> Manifest:
-    """Write every file but the manifest; return the manifest without its verification."""
-    config = loaded.gpt.config
-    _write_graph(loaded, form, folder, steps)
+def _write(checkpoint: Checkpoint, export_format: ExportFormat, folder: Path, steps: Steps) -> Manifest:
+    """Write every file but the manifest, and return the manifest without its verification."""
+    config, flavour, dtype = checkpoint.gpt.config, export_format.flavour, export_format.dtype
+    _write_graph(checkpoint, export_format, folder, steps)
     texts = {
         File.CONFIG: json.dumps(config.to_dict(), indent=2) + "\n",
-        File.GENERATION_CONFIG: json.dumps(loaded.generation_config, indent=2) + "\n",
-        **loaded.tokenizer_files.texts,
+        File.GENERATION_CONFIG: json.dumps(checkpoint.generation_config, indent=2) + "\n",
+        **checkpoint.tokenizer_files.texts,
     }
-    if form.flavour == Flavour.PORTABLE:
-        texts |= portable_files(config, loaded.tokenizer_files)
+    if flavour == Flavour.PORTABLE:
+        texts |= portable_files(config, checkpoint.tokenizer_files)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", newline="")
-    allowed = loaded.tokenizer_files.tokenizer.vocab_size
-    graphs = [_decoder(config, form)]
-    if form.target != Target.CPU:
-        graphs.append(_selector(config, form, allowed))
-        onnx.save(select_graph(config.vocab_size, allowed), folder / File.SELECT)
+    cache = CacheSpec(kind=CACHE_KINDS[flavour], dtype=dtype, head_dim=cache_head_dim(config, flavour))
+    graphs = [_graph_spec(Role.DECODER, File.MODEL, export_format, tensors_of(config, flavour, dtype), cache)]
+    allowed = checkpoint.tokenizer_files.tokenizer.vocab_size
+    if export_format.target != Target.CPU:
+        onnx.save(topk_graph(config.vocab_size, allowed), folder / File.SELECT)
+        tensors = topk_tensors(config.vocab_size, allowed)
+        graphs.append(_graph_spec(Role.SELECTOR, File.SELECT, export_format, tensors, None))
     return Manifest(
         format=Format(),
         task=Task.TEXT_GENERATION,
         architecture=Architecture(norm=Norm.PRE),
         tokenizer=TokenizerSpec(kind=TokenizerKind.BYTE_LEVEL_BPE),
         graphs=tuple(graphs),
-        precision=Precision(dtype=form.dtype, recipe=RecipeName.NONE, parameters={}, promise=form.promise),
-        source=loaded.source,
+        precision=Precision(dtype=dtype, recipe=RecipeName.NONE, parameters={}, promise=export_format.promise),
+        source=checkpoint.source,
         files=describe_files(folder, [path.name for path in folder.iterdir()]),
         minimum_onnxruntime=MINIMUM_ONNXRUNTIME,
         masked_tokens=config.vocab_size - allowed,
@@ -210,60 +208,45 @@ def _write(loaded: Checkpoint, form: ExportFormat, folder: Path, steps: Steps) -
     )
 
 
-def _decoder(config: GPTConfig, form: ExportFormat) -> GraphSpec:
-    inputs, outputs = tensors_of(config, form.flavour, form.dtype)
-    head_dim = cache_head_dim(config, form.flavour)
-    return GraphSpec(
-        role=Role.DECODER,
-        file=File.MODEL,
-        flavour=form.flavour,
-        target=form.target,
-        cache=CacheSpec(kind=CACHE_KINDS[form.flavour], dtype=form.dtype, head_dim=head_dim),
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-    )
+def _graph_spec(
+    role: str,
+    file: str,
+    export_format: ExportFormat,
+    tensors: tuple[Mapping[str, Spec], Mapping[str, Spec]],
+    cache: CacheSpec | None,
+) -> GraphSpec:
+    inputs, outputs = map(tuple, tensors)
+    flavour, target = export_format.flavour, export_format.target
+    return GraphSpec(role=role, file=file, flavour=flavour, target=target, cache=cache, inputs=inputs, outputs=outputs)
 
 
-def _selector(config: GPTConfig, form: ExportFormat, allowed_vocab_size: int) -> GraphSpec:
-    inputs, outputs = topk_tensors(config.vocab_size, allowed_vocab_size)
-    return GraphSpec(
-        role=Role.SELECTOR,
-        file=File.SELECT,
-        flavour=form.flavour,
-        target=form.target,
-        cache=None,
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-    )
-
-
-def _write_graph(loaded: Checkpoint, form: ExportFormat, folder: Path, steps: Steps) -> None:
-    """Write the graph, its weights beside it where they are large or that is asked for."""
+def _write_graph(checkpoint: Checkpoint, export_format: ExportFormat, folder: Path, steps: Steps) -> None:
+    """Write the graph and its weights."""
+    flavour, dtype = export_format.flavour, export_format.dtype
     steps.next("exporting the graph")
-    model = export_graph(loaded.gpt, form.flavour, form.dtype)
+    model = export_graph(checkpoint.gpt, flavour, dtype)
     steps.next("optimising the graph")
-    optimize_graph(model, loaded.gpt.config, form.flavour, form.dtype)
+    optimize_graph(model, checkpoint.gpt.config, flavour, dtype)
     steps.next("writing the weights")
-    save_graph(model, folder, form.flavour, external_data=form.external_data)
+    save_graph(model, folder, flavour, external_data=export_format.external_data)
 
 
-def _verify(folder: Path, manifest: Manifest, loaded: Checkpoint, steps: Steps) -> tuple[Check, ...]:
-    """Open what was written as the runtime will, and compare it with PyTorch. Raises ExportError where they differ.
+def _verify(folder: Path, manifest: Manifest, checkpoint: Checkpoint, steps: Steps) -> tuple[Check, ...]:
+    """Open the written files as the runtime will, and compare them with PyTorch. Raises ExportError if they differ.
 
     A graph for a GPU is opened on the CPU, whose kernels compute the same operators.
     """
-    config = ModelConfig.from_dict(loaded.gpt.config.to_dict())
-    bundle = Bundle(path=folder, manifest=manifest, config=config, generation_config=loaded.generation_config)
+    config = ModelConfig.from_dict(checkpoint.gpt.config.to_dict())
+    bundle = Bundle(path=folder, manifest=manifest, config=config, generation_config=checkpoint.generation_config)
     steps.next("opening the graph in ONNX Runtime")
-    session = open_graph(bundle, manifest.graphs[0], Device(Target.CPU))
-    engine = Engine(session, config, masked_tokens=manifest.masked_tokens)
-    selector = open_device_topk(bundle, session)
-    if selector is not None:
-        verify_selector(selector, config.vocab_size)
-    checks = verify(engine, loaded.gpt, on_check=lambda name: steps.next(f"comparing with PyTorch: {name}"))
+    engine = open_engine(bundle)
+    device_topk = open_device_topk(bundle, engine.session)
+    if device_topk is not None:
+        verify_device_topk(device_topk, config.vocab_size)
+    checks = verify(engine, checkpoint.gpt, on_check=lambda name: steps.next(f"comparing with PyTorch: {name}"))
     failed = [
         f"{check.name}: logits differ by {check.max_abs_diff:.3g} (accepted: {check.tolerance:.3g}), "
-        f"{check.argmax_differing} of {check.argmax_compared} winners differ"
+        f"{check.argmax_differing} of {check.argmax_compared} best tokens differ"
         for check in checks
         if not check.passed
     ]

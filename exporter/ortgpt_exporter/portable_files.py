@@ -1,6 +1,6 @@
-"""The files beside a portable graph that other runtimes read: tokenizer.json and onnxruntime-genai's configuration.
+"""Make the files of a portable bundle for other runtimes: tokenizer.json and onnxruntime-genai's configuration.
 
-Knows no graph beyond its tensor names, and writes nothing itself.
+Of the graph it knows only the names of the tensors. Writes nothing.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from ortgpt_models import GPTConfig
 
 
 def portable_files(config: GPTConfig, tokenizer: TokenizerFiles) -> dict[str, str]:
-    """Return the text of each further file of a portable bundle by its name.
+    """Return the text of each further file of a portable bundle by the file's name.
 
-    The checkpoint's own tokenizer.json is taken where it has every token.
+    The tokenizer.json is the checkpoint's own if that has every token.
     """
     own = tokenizer.tokenizer_json
-    whole = own is not None and Tokenizer.from_str(own).get_vocab(with_added_tokens=True) == tokenizer.vocab
+    if own is None or Tokenizer.from_str(own).get_vocab(with_added_tokens=True) != tokenizer.vocab:
+        own = _tokenizer_json(tokenizer)
     return {
-        File.TOKENIZER: own if own is not None and whole else _tokenizer_json(tokenizer),
+        File.TOKENIZER: own,
         File.TOKENIZER_CONFIG: _text(_tokenizer_config(config, tokenizer.vocab)),
         File.GENAI_CONFIG: _text(genai_config(config)),
     }
 
 
 def genai_config(config: GPTConfig) -> dict[str, Any]:
-    """Return the genai_config.json with which onnxruntime-genai opens a portable graph (seen working with 0.18)."""
+    """Return the genai_config.json with which onnxruntime-genai opens a portable graph (tried with version 0.18)."""
     past = {f"past_{kind}_names": Tensor.past("%d", kind) for kind in KEY_VALUE}
     present = {f"present_{kind}_names": Tensor.present("%d", kind) for kind in KEY_VALUE}
     end = config.eos_token_id if config.eos_token_id is not None else config.bos_token_id
@@ -57,14 +58,16 @@ def genai_config(config: GPTConfig) -> dict[str, Any]:
                 "outputs": {Tensor.LOGITS: Tensor.LOGITS} | present,
             },
         },
-        # The cache grows: past and present are different memory.
+        # The cache grows, so past and present are different buffers.
         "search": {"max_length": config.n_positions, "do_sample": False, "past_present_share_buffer": False},
     }  # fmt: skip
 
 
 def _tokenizer_config(config: GPTConfig, vocab: Mapping[str, int]) -> dict[str, Any]:
     token_of = {token_id: token for token, token_id in vocab.items()}
-    bos, eos = (None if i is None else token_of[i] for i in (config.bos_token_id, config.eos_token_id))
+    bos, eos = (
+        None if token_id is None else token_of[token_id] for token_id in (config.bos_token_id, config.eos_token_id)
+    )
     special = {"bos_token": bos or eos, "eos_token": eos or bos, "unk_token": eos or bos}
     return {
         "tokenizer_class": "GPT2Tokenizer",
@@ -75,10 +78,12 @@ def _tokenizer_config(config: GPTConfig, vocab: Mapping[str, int]) -> dict[str, 
 
 
 def _tokenizer_json(files: TokenizerFiles) -> str:
-    """Return the tokenizer.json of a GPT-2 vocabulary; what no merge makes is an added token."""
+    """Return the tokenizer.json of a GPT-2 vocabulary; tokens that no merge makes are added tokens."""
     merges = parse_merges(files.texts[File.MERGES], source=File.MERGES)
-    made = {left + right for left, right in merges}
-    added = sorted((token_id, token) for token, token_id in files.vocab.items() if len(token) > 1 and token not in made)
+    merged = {left + right for left, right in merges}
+    added = sorted(
+        (token_id, token) for token, token_id in files.vocab.items() if len(token) > 1 and token not in merged
+    )
     tokenizer = Tokenizer(models.BPE(dict(files.vocab), merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

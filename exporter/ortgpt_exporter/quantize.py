@@ -1,7 +1,8 @@
-"""From a float32 bundle to a quantised one that carries the evidence, or to nothing where it is not good enough."""
+"""Quantise a float32 bundle, measure what that costs, and write the new bundle only if the loss is accepted."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from dataclasses import dataclass, replace
@@ -9,11 +10,12 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-import ortgpt
 from ortgpt.bundle.folder import Bundle, describe_files, open_bundle
 from ortgpt.bundle.manifest import Evidence, Manifest, Precision, Promise
-from ortgpt.contract import DType, File, PromiseKind, RecipeName, Target
+from ortgpt.contract import DType, File, PromiseKind, RecipeName
 from ortgpt.engine.engine import Engine
+from ortgpt.errors import BundleError
+from ortgpt.model import LoadedModel
 from ortgpt.ort.cpus import cpu_features
 from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
@@ -23,17 +25,25 @@ from ortgpt_exporter.evaluation.sample import sample_rows
 from ortgpt_exporter.evaluation.speed import measure_speed
 from ortgpt_exporter.evaluation.verify import rounded
 from ortgpt_exporter.graph.save import weight_bytes
-from ortgpt_exporter.progress import OnProgress, Progress, Steps
+from ortgpt_exporter.progress import Steps
 from ortgpt_exporter.quantization.hessians import MAX_TOKENS, ROW_TOKENS
-from ortgpt_exporter.quantization.recipe import BLOCK_SIZES, GPTQ, Recipe, make_recipe
-from ortgpt_exporter.quantization.request import Quantization, check_quantization
-from ortgpt_exporter.quantization.rewrite_graph import Report
-from ortgpt_exporter.quantization.write import check_source, graphs_in, open_quantized, source_widths, write_quantized
+from ortgpt_exporter.quantization.recipe import Recipe, make_recipe
+from ortgpt_exporter.quantization.request import BLOCK_SIZES, GPTQ, Quantization, check_quantization
+from ortgpt_exporter.quantization.rewrite_graph import Report, RoundedMatrices
+from ortgpt_exporter.quantization.write import (
+    check_source,
+    graphs_in,
+    open_engine,
+    open_quantized,
+    source_widths,
+    write_quantized,
+)
 from ortgpt_exporter.target_folder import check_target
-from ortgpt_exporter.texts import MIN_MEASURED, Text, TextRows, read_text, rows_to_measure, spread_rows
+from ortgpt_exporter.texts import MIN_MEASURED, TextRows, read_text, rows_to_measure, spread_rows
 from ortgpt_models.atomic_folder import write_folder
+from ortgpt_models.progress import OnProgress, Progress
 
-_WIDENED = (4, 2)  # after a failed gate in 4 bits, one in so many matrices gets 8 bits: first a quarter, then half
+_WIDENED = (4, 2)  # if 4 bits fail the gate, one in so many matrices gets 8 bits: first a quarter, then half
 
 
 def quantize_bundle(
@@ -45,102 +55,133 @@ def quantize_bundle(
     force: bool = False,
     on_progress: OnProgress = lambda progress: None,
 ) -> Bundle:
-    """Quantise a float32 bundle into the folder `out`, measure both, and return the new one opened.
+    """Quantise a float32 bundle into the folder `out`, measure both, and return the new bundle opened.
 
-    Weights get a file of their own as in export_bundle(). Where 4 bits fail the gate, the matrices that rounding
-    changed most get 8, up to half of them. Raises ExportError for a bundle of another kind, a recipe that does not fit
-    or a gate that fails; OptionError, BundleError, FileExistsError or another OSError.
+    If the accuracy with 4 bits is not accepted, the matrices that rounding changed most get 8 bits, up to half of them.
+    Weights get a file of their own as in export_bundle(); `force` is as there. Raises ExportError for a bundle that is
+    not float32, choices that do not fit, or a loss that is not accepted; OptionError for a bad value; BundleError;
+    FileExistsError or another OSError.
     """
     source, out = open_bundle(bundle), Path(os.path.abspath(out))
     check_quantization(quantization, source.manifest.graphs[0].flavour)
     check_source(source)
     check_target(out, force=force)
     if source.path.resolve() in (out.resolve(), *out.resolve().parents):
-        raise FileExistsError(f"{out} lies in the bundle that it would be made of; choose a name outside it")
+        raise FileExistsError(f"{out} lies in the bundle that it would be made from; choose a name outside it")
     source.verify_hashes()
+    return quantize_opened(source, out, quantization, external_data=external_data, force=force, on_progress=on_progress)
+
+
+def quantize_opened(
+    source: Bundle, out: Path, quantization: Quantization, *, external_data: bool, force: bool, on_progress: OnProgress
+) -> Bundle:
+    """Do the work of quantize_bundle() for an opened bundle with intact files and a checked request."""
     recipe = recipe_for(source, quantization)
-    tokenizer = Tokenizer.load(source.path)
-    calibration = calibration_for(source, recipe, tokenizer, quantization.calibration)
-    given = None if quantization.eval_text is None else read_text(tokenizer, quantization.eval_text, least=MIN_MEASURED)
+    tokenizer = load_tokenizer(source)
+    calibration = calibration_for(source, recipe, tokenizer, quantization)
+    measurement = _Measurement(source, tokenizer, quantization, on_progress)
+    retries = _WIDENED if recipe.dtype == DType.INT4 else ()
+    matrices: RoundedMatrices | None = {} if retries else None  # what a retry does not round again
     with write_folder(out, replace=force) as folder:
-        report = Report()
-        for part in (0, *_WIDENED) if recipe.dtype == DType.INT4 else (0,):
-            recipe = replace(recipe, wider=_most_sensitive(report, part))
+        in_4_bits = Report()  # what rounding to 4 bits changed decides which matrices get 8
+        for part in (0, *retries):
+            recipe = replace(recipe, wider=_most_sensitive(in_4_bits, part))
             on_progress(Progress(f"rounding to {recipe.dtype}", 0, 1))
-            report = write_quantized(source, folder, recipe, calibration=calibration, external_data=external_data)
-            measured = _measure(source, folder, report, quantization, given, on_progress)
-            if measured.evidence is not None:
+            report = write_quantized(
+                source, folder, recipe, calibration=calibration, external_data=external_data, rounded=matrices
+            )
+            in_4_bits = report if part == 0 else in_4_bits
+            divergence, measured = measurement.measure(folder, report)
+            if measured is not None:
                 break
-        manifest = _manifest(source, folder, recipe, calibration, measured, quantization)
+        if measured is None:
+            raise ExportError(_failure(recipe, divergence, quantization))
+        manifest = _manifest(source, folder, recipe, calibration, measured)
         (folder / File.MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-        open_bundle(folder)
-    return open_bundle(out)
+        bundle = open_bundle(folder)
+    return replace(bundle, path=out)
 
 
-def recipe_for(source: Bundle, asked: Quantization) -> Recipe:
-    """Return the recipe asked for. Raises ExportError where it does not fit the matrices of the bundle."""
-    return make_recipe(
-        source_widths(source),
-        flavour=source.manifest.graphs[0].flavour,
-        dtype=asked.dtype,
-        method=asked.method,
-        block_size=asked.block_size,
-        head_dtype=asked.head_dtype,
-        fast_prefill=asked.fast_prefill,
-    )
+def recipe_for(source: Bundle, quantization: Quantization) -> Recipe:
+    """Return the recipe for a bundle. Raises ExportError if the request does not fit its matrices."""
+    return make_recipe(quantization, source_widths(source), flavour=source.manifest.graphs[0].flavour)
 
 
-def calibration_for(source: Bundle, recipe: Recipe, tokenizer: Tokenizer, path: str | Path | None) -> TextRows | None:
-    """Return the text to calibrate by, if there is one. Raises ExportError where it is shorter than a block."""
-    if path is None:
+def load_tokenizer(source: Bundle) -> Tokenizer:
+    """Return the tokenizer of a bundle. Raises BundleError if it is not the model's."""
+    tokenizer = Tokenizer.load(source.path)
+    model_ids = source.config.vocab_size - source.manifest.masked_tokens
+    if tokenizer.vocab_size != model_ids:
+        raise BundleError(
+            f"{source.path}: the tokenizer has {tokenizer.vocab_size} ids, the model {model_ids}; export it again"
+        )
+    return tokenizer
+
+
+def calibration_for(
+    source: Bundle, recipe: Recipe, tokenizer: Tokenizer, quantization: Quantization
+) -> TextRows | None:
+    """Return the text to calibrate by, if there is one. Raises ExportError if it is shorter than a block."""
+    if quantization.calibration is None:
         return None
-    text = read_text(tokenizer, path, least=recipe.block_size or 1)
-    return spread_rows(text, min(ROW_TOKENS, source.config.n_positions), most=MAX_TOKENS)
+    text = read_text(tokenizer, quantization.calibration, min_tokens=recipe.block_size or 1)
+    return spread_rows(text, min(ROW_TOKENS, source.config.n_positions), max_tokens=MAX_TOKENS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """What was measured of a quantised graph; all of it only where it passes the gate."""
+    """What is measured only of a quantised graph whose loss is accepted."""
 
-    likeness: Divergence
-    independence: BatchEffects | None = None
-    evidence: Evidence | None = None
+    evidence: Evidence
+    batch_effects: BatchEffects
 
 
-def _measure(
-    source: Bundle,
-    folder: Path,
-    report: Report,
-    asked: Quantization,
-    given: Text | None,
-    on_progress: OnProgress,
-) -> _Measured:
-    """Open both networks and compare them; the float32 one only now, since both and the rounding take much memory."""
-    with ortgpt.load(source.path, device=Target.CPU, verify="size") as generator:
-        text = rows_to_measure(generator, given)
-        steps = Steps(on_progress, len(text.rows) + 3, begun=1)
-        candidate = open_quantized(source, folder)
-        likeness = compare(generator.engine, candidate, text.rows, on_row=lambda: steps.next("measuring"))
-        if not _passes(likeness, asked):
-            return _Measured(likeness=likeness)
-        steps.next("measuring independence")
-        # A given text may be too short, or of one row.
-        rows = text.rows if given is None else sample_rows(generator.engine, generator.start_id)
-        independence = measure_batch_effects(candidate, rows)
+class _Measurement:
+    """Compares quantised graphs with one float32 bundle, all on the same text."""
+
+    def __init__(
+        self, source: Bundle, tokenizer: Tokenizer, quantization: Quantization, on_progress: OnProgress
+    ) -> None:
+        """Read the text to measure on, if the request names one. Raises ExportError for a short one."""
+        path = quantization.eval_text
+        self._text = None if path is None else read_text(tokenizer, path, min_tokens=MIN_MEASURED)
+        self._rows: TextRows | None = None
+        self._source = source
+        self._tokenizer = tokenizer
+        self._quantization = quantization
+        self._on_progress = on_progress
+
+    def measure(self, folder: Path, report: Report) -> tuple[Divergence, _Measured | None]:
+        """Open both graphs and compare them; measure the rest if the loss is accepted.
+
+        The float32 graph is opened each time, so that it takes no memory while matrices are rounded.
+        """
+        model = LoadedModel(self._source, open_engine(self._source), self._tokenizer)
+        self._rows = self._rows or rows_to_measure(model, self._text)
+        text, baseline = self._rows, model.engine
+        steps = Steps(self._on_progress, len(text.rows) + 3, begun=1)
+        candidate = open_quantized(self._source, folder)
+        divergence = compare(baseline, candidate, text.rows, on_row=lambda: steps.next("measuring"))
+        if not _accepts(self._quantization, divergence):
+            return divergence, None
+        steps.next("measuring batch effects")
+        # The text of a request may be too short, or have one row.
+        rows = text.rows if self._text is None else sample_rows(baseline, model.start_id)
+        batch_effects = measure_batch_effects(candidate, rows)
         steps.next("measuring speed")
-        evidence = _evidence(generator.engine, candidate, folder, report, likeness, text)
+        evidence = _evidence(baseline, candidate, folder, report, divergence, text)
         steps.finish()
-    return _Measured(likeness=likeness, independence=independence, evidence=evidence)
+        return divergence, _Measured(evidence=evidence, batch_effects=batch_effects)
 
 
-def _passes(likeness: Divergence, asked: Quantization) -> bool:
-    most_kl = math.inf if asked.max_kl is None else asked.max_kl
-    return likeness.perplexity_ratio <= asked.most_ratio and likeness.kl <= most_kl
+def _accepts(quantization: Quantization, divergence: Divergence) -> bool:
+    max_kl = math.inf if quantization.max_kl is None else quantization.max_kl
+    return divergence.perplexity_ratio <= quantization.max_ratio and divergence.kl <= max_kl
 
 
-def _failure(recipe: Recipe, likeness: Divergence, asked: Quantization) -> str:
+def _failure(recipe: Recipe, divergence: Divergence, quantization: Quantization) -> str:
     wider = f", with {len(recipe.wider)} matrices in 8 bits" if recipe.wider else ""
-    most_kl = "any" if asked.max_kl is None else repr(asked.max_kl)
+    max_kl = "any" if quantization.max_kl is None else repr(quantization.max_kl)
     hints = ["a wider gate"]
     if recipe.dtype == DType.INT4:
         hints += [DType.INT8] if recipe.head_dtype == DType.INT8 else [DType.INT8, f"head_dtype {DType.INT8}"]
@@ -148,14 +189,14 @@ def _failure(recipe: Recipe, likeness: Divergence, asked: Quantization) -> str:
     if recipe.block_size is not None and recipe.block_size > BLOCK_SIZES[-1]:
         hints.append("a smaller block_size")
     return (
-        f"the {recipe.dtype} bundle fails its gate: perplexity ratio {likeness.perplexity_ratio:.4f} (accepted: "
-        f"{asked.most_ratio!r}), KL {likeness.kl:.3g} (accepted: {most_kl}) over {likeness.tokens:,} tokens{wider}; "
-        f"try {', '.join(hints[:0:-1])}{' or ' if hints[1:] else ''}{hints[0]}"
+        f"the {recipe.dtype} bundle fails its gate: perplexity ratio {divergence.perplexity_ratio:.4f} (accepted: "
+        f"{quantization.max_ratio!r}), KL {divergence.kl:.3g} (accepted: {max_kl}) over {divergence.tokens:,} "
+        f"tokens{wider}; try {', '.join(hints[:0:-1])}{' or ' if hints[1:] else ''}{hints[0]}"
     )
 
 
 def _most_sensitive(report: Report, part: int) -> tuple[str, ...]:
-    """Return the matrices of the layers that rounding changed most, one in `part`; none where that is 0."""
+    """Return the matrices of the layers that rounding changed most, one in `part`; none if that is 0."""
     if part == 0:
         return ()
     layers = sorted((name for name in report.errors if name.startswith("h.")), key=report.errors.__getitem__)
@@ -163,20 +204,20 @@ def _most_sensitive(report: Report, part: int) -> tuple[str, ...]:
 
 
 def _evidence(
-    baseline: Engine, candidate: Engine, folder: Path, report: Report, likeness: Divergence, text: TextRows
+    baseline: Engine, candidate: Engine, folder: Path, report: Report, divergence: Divergence, text: TextRows
 ) -> Evidence:
     before, after = measure_speed([baseline, candidate])
-    bits = 1 / (text.size_bytes * math.log(2))
+    bits_per_nat_and_byte = 1 / (text.size_bytes * math.log(2))
     return Evidence(
         text=text.name,
-        tokens=likeness.tokens,
-        perplexity=rounded(likeness.perplexity),
-        baseline_perplexity=rounded(likeness.baseline_perplexity),
-        bits_per_byte=rounded(likeness.nll * bits),
-        baseline_bits_per_byte=rounded(likeness.baseline_nll * bits),
-        kl=rounded(likeness.kl),
-        top1=rounded(likeness.top1),
-        top5=rounded(likeness.top5),
+        tokens=divergence.tokens,
+        perplexity=rounded(divergence.perplexity),
+        baseline_perplexity=rounded(divergence.baseline_perplexity),
+        bits_per_byte=rounded(divergence.nll * bits_per_nat_and_byte),
+        baseline_bits_per_byte=rounded(divergence.baseline_nll * bits_per_nat_and_byte),
+        kl=rounded(divergence.kl),
+        top1=rounded(divergence.top1),
+        top5=rounded(divergence.top5),
         bytes_per_parameter=rounded(weight_bytes(ir.load(folder / File.MODEL)) / report.parameters),
         prefill_tokens_per_s=after.prefill,
         baseline_prefill_tokens_per_s=before.prefill,
@@ -185,30 +226,18 @@ def _evidence(
         threads=candidate.session.threads,
         cpu_features=cpu_features(),
         matrices=report.quantized,
-        left_out=report.kept,
+        left_out=report.left_out,
     )
 
 
 def _manifest(
-    source: Bundle,
-    folder: Path,
-    recipe: Recipe,
-    calibration: TextRows | None,
-    measured: _Measured,
-    asked: Quantization,
+    source: Bundle, folder: Path, recipe: Recipe, calibration: TextRows | None, measured: _Measured
 ) -> Manifest:
-    """Return the manifest of a bundle that passed its gate. Raises ExportError where it did not."""
-    independence = measured.independence
-    if independence is None:
-        raise ExportError(_failure(recipe, measured.likeness, asked))
-    bound = recipe.name != RecipeName.DYNAMIC_TENSOR
+    """Return the manifest of a quantised bundle."""
+    bounded = recipe.name != RecipeName.DYNAMIC_TENSOR
     promise = Promise(
-        kind=PromiseKind.BOUNDED if bound else PromiseKind.BATCH_DEPENDENT,
-        logit_bound=independence.logit_bound,
-        argmax_changes_in_batch=independence.batch_flips,
-        argmax_changes_beside_outliers=independence.outlier_flips,
-        argmax_changes_in_prefill=independence.piece_flips,
-        argmax_changes_in_steps_of_four=independence.step_flips,
+        kind=PromiseKind.BOUNDED if bounded else PromiseKind.BATCH_DEPENDENT,
+        **dataclasses.asdict(measured.batch_effects),
     )
     parameters = recipe.parameters
     if calibration is not None:

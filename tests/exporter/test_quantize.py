@@ -664,3 +664,21 @@ def test_a_network_that_overflows_itself_is_named(tmp_path: Path) -> None:
     save_gpt(gpt, folder)
     with pytest.raises(ExportError, match="logits are not finite in the network itself"):
         export_bundle(folder, tmp_path / "out")
+
+
+def test_the_second_retry_keeps_what_the_first_one_widened(
+    source: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widened: list[set[str]] = []
+    def noting(bundle: Any, folder: Path, recipe: Any, **options: Any) -> Any:
+        widened.append(set(recipe.wider))
+        return write_quantized(bundle, folder, recipe, **options)
+
+    monkeypatch.setattr("ortgpt_exporter.quantize.write_quantized", noting)
+    asked = Quantization(dtype="int4", eval_text=text, max_kl=1e-12)
+    with pytest.raises(ExportError, match="matrices in 8 bits"):
+        quantize_bundle(source, tmp_path / "out", asked)
+    none, quarter, half = widened
+    assert not none
+    assert quarter < half
+    assert (len(quarter), len(half)) == (2, 4)

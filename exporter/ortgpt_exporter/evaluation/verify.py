@@ -1,6 +1,6 @@
 """Compare an opened graph with the PyTorch network it came from, the way the runtime will use it. Writes nothing.
 
-The oracle is always a full recomputation in PyTorch of one row alone, without cache, padding or batch.
+The reference is always PyTorch's full computation of one row alone, without cache, padding or batch.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import torch
 
 from ortgpt.bundle.manifest import Check
 from ortgpt.contract import DType
+from ortgpt.decode.next_token import check_finite
 from ortgpt.engine.device_topk import DeviceTopK
 from ortgpt.engine.engine import Engine
+from ortgpt.engine.forward import Logits
+from ortgpt.errors import NonFiniteLogitsError
 from ortgpt.sampling.processors import penalize_repetition
 from ortgpt_exporter.errors import ExportError
 from ortgpt_models import GPT
 
-# Largest difference of logits, relative to the largest logit or 1, by the graph's activation type.
+# The largest accepted difference of logits, relative to the largest logit or 1, by the graph's activation type.
 TOLERANCES = {DType.FLOAT32: 1e-4, DType.FLOAT16: 2e-2}
 _DECODE_STEPS = 6
-_MOST_POSITIONS = 64  # of one prefill, spread from its first to its last
+_MAX_POSITIONS = 64  # of one prefill, spread from its first to its last
 _SEED = 20190214
-
-Logits = npt.NDArray[np.float32]
 
 
 def check_names(n_positions: int) -> list[str]:
@@ -41,10 +42,11 @@ def check_names(n_positions: int) -> list[str]:
 
 
 def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda name: None) -> tuple[Check, ...]:
-    """Run every check; `on_check` is told the name of each before it runs.
+    """Run every check; `on_check` gets the name of each before it runs.
 
-    Prefill of 1, 2 and 17 tokens and of the full context (there at 64 positions); prefill in pieces; cached single
-    steps; a ragged batch, its prefill and its steps. Lengths beyond the context are cut to it.
+    The checks are prefills of 1, 2 and 17 tokens and of the full context (there at 64 positions); a prefill in pieces;
+    cached single steps; and a ragged batch, its prefill and its steps. Lengths beyond the context are cut to it. Raises
+    ExportError if the network itself computes NaN or infinity.
     """
     n_positions = gpt.config.n_positions
     random = np.random.default_rng(_SEED)
@@ -57,7 +59,7 @@ def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda
     longest = max(1, n_positions - steps)
     prompt = text(min(17, longest))
     ragged = [prompt, prompt[:1], text(min(7, longest))]
-    # Generators: nothing of a plan runs before its turn.
+    # Generators: each plan runs when its turn comes.
     plans: list[Iterator[tuple[Logits, Logits]]] = [
         *(_prefill(engine, gpt, text(length)) for length in lengths),
         _pieces(engine, gpt, prompt),
@@ -71,36 +73,36 @@ def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda
     return tuple(checks)
 
 
-def verify_selector(selector: DeviceTopK, vocab_size: int) -> None:
-    """Compare what a selector picks from made-up logits with numpy. Raises ExportError where they differ."""
+def verify_device_topk(device_topk: DeviceTopK, vocab_size: int) -> None:
+    """Compare a top-k graph with numpy on random logits. Raises ExportError if they differ."""
     random = np.random.default_rng(_SEED)
     logits = random.normal(size=(3, 1, vocab_size)).astype(np.float32)
-    allowed = selector.allowed_vocab_size
-    seen = [random.permutation(allowed)[: allowed // part] for part in (2, 3, 4)]
-    found, ids, non_finite = selector.new_forward(3).run(selector.session.share(logits), seen, [1.3] * 3)
-    for row, penalized in enumerate(seen):
+    allowed = device_topk.allowed_vocab_size
+    visible_ids = [random.permutation(allowed)[: allowed // part] for part in (2, 3, 4)]
+    top, ids, non_finite = device_topk.new_forward(3).run(device_topk.session.share(logits), visible_ids, [1.3] * 3)
+    for row, penalized in enumerate(visible_ids):
         scores = logits[row, 0, :allowed].copy()
         penalize_repetition(scores, penalized, 1.3)
         order = np.argsort(-scores, kind="stable")[: ids.shape[1]]
-        if non_finite[row] or not (np.array_equal(ids[row], order) and np.array_equal(found[row], scores[order])):
-            raise ExportError("the selector graph does not pick the largest logits after the repetition penalty")
+        if non_finite[row] or not (np.array_equal(ids[row], order) and np.array_equal(top[row], scores[order])):
+            raise ExportError("the top-k graph does not pick the largest logits after the repetition penalty")
 
 
 def _sizes(n_positions: int) -> tuple[list[int], int]:
-    """Return the lengths of the prefills and the number of cached steps that fit the context."""
+    """Return the lengths of the prefills, and the number of cached steps, that fit the context."""
     return sorted({min(length, n_positions) for length in (1, 2, 17, n_positions)}), min(_DECODE_STEPS, n_positions - 1)
 
 
 def _compare(name: str, pairs: Iterator[tuple[Logits, Logits]], relative_tolerance: float) -> Check:
-    """Fold pairs of (expected, found) logits, (positions, vocab_size) each, into one check."""
-    diffs, logits, margins, winners = [], [], [], []
-    for expected, found in pairs:
-        diffs.append(np.abs(expected - found).max(axis=1))
-        logits.append(np.abs(expected).max(axis=1))
+    """Sum up pairs of PyTorch's and the graph's logits, (positions, vocab_size) each, in one check."""
+    diffs, largest, margins, same_argmax = [], [], [], []
+    for expected, logits in pairs:
+        diffs.append(np.abs(expected - logits).max(axis=1))
+        largest.append(np.abs(expected).max(axis=1))
         top = np.partition(expected, -2, axis=1)[:, -2:]
         margins.append(top[:, 1] - top[:, 0])
-        winners.append(expected.argmax(axis=1) == found.argmax(axis=1))
-    max_abs_diff, max_abs_logit = float(np.concatenate(diffs).max()), float(np.concatenate(logits).max())
+        same_argmax.append(expected.argmax(axis=1) == logits.argmax(axis=1))
+    max_abs_diff, max_abs_logit = float(np.concatenate(diffs).max()), float(np.concatenate(largest).max())
     certain = np.concatenate(margins) > 2 * max_abs_diff
     return Check(
         name=name,
@@ -109,48 +111,54 @@ def _compare(name: str, pairs: Iterator[tuple[Logits, Logits]], relative_toleran
         max_abs_logit=rounded(max_abs_logit),
         tolerance=rounded(relative_tolerance * max(1.0, max_abs_logit)),
         argmax_compared=int(certain.sum()),
-        argmax_differing=int((certain & ~np.concatenate(winners)).sum()),
+        argmax_differing=int((certain & ~np.concatenate(same_argmax)).sum()),
     )
 
 
 def rounded(value: float) -> float:
-    """Return six significant digits: enough to read, and few enough that the manifest's hash sees each of them."""
+    """Return six significant digits, which JSON keeps exactly."""
     return float(f"{value:.6g}")
 
 
+def require_finite(logits: Logits, source: str) -> None:
+    """Raise ExportError, which names the source of the logits, if one of them is NaN or infinite."""
+    try:
+        check_finite(logits, f"in {source}")
+    except NonFiniteLogitsError as error:
+        raise ExportError(str(error)) from None
+
+
 def _prefill(engine: Engine, gpt: GPT, ids: list[int]) -> Iterator[tuple[Logits, Logits]]:
-    places = np.unique(np.linspace(0, len(ids) - 1, _MOST_POSITIONS).astype(np.int64))
-    yield _oracle(gpt, ids, places), engine.prefill(engine.new_cache(1, len(ids)), [ids], places[None])[0]
+    positions = np.unique(np.linspace(0, len(ids) - 1, _MAX_POSITIONS).astype(np.int64))
+    yield _oracle(gpt, ids, positions), engine.prefill(engine.new_cache(1, len(ids)), [ids], positions[None])[0]
 
 
 def _pieces(engine: Engine, gpt: GPT, ids: list[int]) -> Iterator[tuple[Logits, Logits]]:
     cache = engine.new_cache(1, len(ids))
     cuts = sorted({0, len(ids) // 3, len(ids) // 2, len(ids)})
     for start, end in itertools.pairwise(cuts):
-        places = np.arange(end - start)
-        yield _oracle(gpt, ids, places + start), engine.prefill(cache, [ids[start:end]], places[None])[0]
+        positions = np.arange(end - start)
+        yield _oracle(gpt, ids, positions + start), engine.prefill(cache, [ids[start:end]], positions[None])[0]
 
 
 def _steps(
     engine: Engine, gpt: GPT, prompts: Sequence[list[int]], continuation: list[int]
 ) -> Iterator[tuple[Logits, Logits]]:
-    """Prefill a batch, then feed every row the same continuation, a token a step."""
+    """Prefill a batch, then feed every row the same continuation, one token a step."""
     cache = engine.new_cache(len(prompts), max(len(ids) for ids in prompts) + len(continuation))
     rows = [[*ids, *continuation] for ids in prompts]
     expected = [_oracle(gpt, row, np.arange(len(ids) - 1, len(row))) for ids, row in zip(prompts, rows, strict=True)]
-    found = engine.prefill(cache, prompts)
-    yield np.stack([logits[0] for logits in expected]), found[:, 0]
-    call = engine.new_forward(cache)
+    yield np.stack([logits[0] for logits in expected]), engine.prefill(cache, prompts)[:, 0]
+    forward = engine.new_forward(cache)
     for step, token_id in enumerate(continuation):
-        call.input_ids[:, 0] = token_id
-        call.run(cache.lengths + 1)
-        yield np.stack([logits[step + 1] for logits in expected]), call.logits()[:, 0]
+        forward.input_ids[:, 0] = token_id
+        forward.run(cache.lengths + 1)
+        yield np.stack([logits[step + 1] for logits in expected]), forward.logits()[:, 0]
 
 
 @torch.no_grad()
-def _oracle(gpt: GPT, ids: Sequence[int], places: npt.NDArray[np.int64]) -> Logits:
-    """Return PyTorch's logits (places, vocab_size) of one row, computed from nothing."""
-    logits: Logits = gpt(torch.tensor([ids]), logit_positions=torch.from_numpy(places)[None])[0].numpy()
-    if not np.isfinite(logits).all():
-        raise ExportError("the network itself computes NaN or infinity; its weights are damaged or too large")
+def _oracle(gpt: GPT, ids: Sequence[int], positions: npt.NDArray[np.int64]) -> Logits:
+    """Return PyTorch's logits (positions, vocab_size) of one row, computed without a cache."""
+    logits: Logits = gpt(torch.tensor([ids]), logit_positions=torch.from_numpy(positions)[None])[0].numpy()
+    require_finite(logits, "the network itself")
     return logits

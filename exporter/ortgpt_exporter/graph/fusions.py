@@ -1,7 +1,7 @@
-"""Clean an exported graph up; a native one gets the operators that ONNX Runtime has a fused kernel for.
+"""Simplify an exported graph, and give a native graph the operators that ONNX Runtime has fused kernels for.
 
-There the bias joins the tanh GELU, and in float16, for a GPU, the residual additions join the LayerNormalization behind
-them. Changes no value.
+Bias and tanh GELU become one operator. In float16, for a GPU, a residual addition and the LayerNormalization after it
+become one, too. Changes no value and knows no files.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.graph.torch_modules import MICROSOFT
 from ortgpt_models import GPTConfig
 
-_MOST_CONSTANT = 8  # numbers; shapes and axes are no longer, no weight is shorter
+_MAX_CONSTANT = 8  # numbers; shapes and axes have at most so many, and weights have more
 
 
 def optimize_graph(model: ir.Model, config: GPTConfig, flavour: str, dtype: str) -> None:
-    """Rewrite in place, drop the exporter's notes on where in the source a node came from, declare the lowest versions.
+    """Rewrite a graph in place, remove torch's notes on its source code, and declare the lowest versions.
 
-    Raises ExportError when a fusion matched fewer or more places than the network has.
+    Raises ExportError if a fusion matched fewer or more places than the network has.
     """
     _simplify(model)
     if flavour == Flavour.NATIVE:
@@ -44,18 +44,18 @@ def optimize_graph(model: ir.Model, config: GPTConfig, flavour: str, dtype: str)
 
 
 def _simplify(model: ir.Model) -> None:
-    """Fold constants, drop identities and what nothing uses, compute nothing twice.
+    """Fold constants, remove identities and unused nodes, and merge equal subexpressions.
 
-    As onnxscript's optimize_ir, but weights that happen to be equal, biases of a new model say, stay apart: whoever
-    changes one by its name must find it.
+    Does the same as onnxscript's optimize_ir, except that equal weights, such as the biases of a new model, are not
+    merged: quantisation finds each by its name.
     """
-    for _ in range(2):  # a rewrite may leave more to fold
+    for _ in range(2):  # a rewrite may make more nodes foldable
         fold_constants(model, onnx_shape_inference=True)
         rewrite(model)
     ir.passes.Sequential(
         RemoveUnusedNodesPass(),
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        DeduplicateInitializersPass(size_limit=_MOST_CONSTANT),
+        DeduplicateInitializersPass(size_limit=_MAX_CONSTANT),
         CommonSubexpressionEliminationPass(),
         NameFixPass(),
     )(model)
@@ -64,16 +64,16 @@ def _simplify(model: ir.Model) -> None:
 def _fuse(model: ir.Model, config: GPTConfig, dtype: str) -> None:
     counts = {"activation": RewriteRuleSet([pattern.RewriteRule(_bias_gelu, _fast_gelu)]).apply_to_model(model)}
     expected = {"activation": config.n_layer if config.activation_function == "gelu_new" else 0}
-    if dtype == DType.FLOAT16:  # on a CPU the fused operator is slower than its parts
+    if dtype == DType.FLOAT16:  # on a CPU the fused operator is slower than the two
         counts["residual"] = fuse_skip_layer_normalization(model)
-        model.graph.sort()  # a fused node stands where its last part did, behind what uses its sum
+        model.graph.sort()  # a fused node takes its last part's place, after the nodes that read its sum
         expected["residual"] = 2 * config.n_layer + 1
     if counts != expected:
         raise ExportError(f"graph fusions matched {counts}; this network has {expected}")
 
 
 def _lower_versions(model: ir.Model) -> None:
-    """Declare the first opset that has every operator as it is used here, and the first IR version with that opset."""
+    """Declare the first opset that has every operator in the version used, and the first IR version with that opset."""
     exported = model.opset_imports[""]
     model.opset_imports[""] = max(
         onnx.defs.get_schema(node.op_type, exported, node.domain).since_version

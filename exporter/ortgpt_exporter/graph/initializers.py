@@ -1,4 +1,4 @@
-"""The weights and constants of a graph: add one, or a second view of the bytes of one. Knows no node."""
+"""Add weights and constants to a graph, or a second view of the bytes of a weight. Knows no node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 
 def initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
-    """Return a new initializer that holds `tensor`, by its name."""
+    """Add a tensor to a graph under its own name, and return its value."""
     kind, shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
     value = ir.Value(name=tensor.name, shape=shape, type=kind, const_value=tensor)
     graph.register_initializer(value)
@@ -18,7 +18,7 @@ def initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
 
 
 def constant(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
-    """Return an initializer of this name, made of `array` unless it is there."""
+    """Return the initializer of this name; if there is none, add `array` as one."""
     if name not in graph.initializers:
         return initializer(graph, ir.tensor(array, name=name))
     return graph.initializers[name]
@@ -33,7 +33,7 @@ def same_bytes(
     begin: int = 0,
     nbytes: int | None = None,
 ) -> ir.ExternalTensor:
-    """Return a tensor of another shape or type over the bytes of one in a file of weights, or over some of them."""
+    """Return a tensor that reads a stored one's bytes, or `nbytes` of them from `begin`, as another shape or type."""
     return ir.ExternalTensor(
         stored.location,
         (stored.offset or 0) + begin,

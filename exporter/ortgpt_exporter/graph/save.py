@@ -1,4 +1,4 @@
-"""What folders of exported and quantised bundles have in common: where they may be, and how a graph is saved."""
+"""Save a graph as the model of a bundle, and count the bytes of its weights. Knows no manifest."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ import onnx_ir as ir
 from ortgpt.contract import File, Flavour
 from ortgpt_exporter.graph.split_head import view_head
 
-MAX_GRAPH_BYTES = 1_500_000_000  # of weights within the graph's own file; protobuf ends at 2 GiB
+MAX_GRAPH_BYTES = 1_500_000_000  # of weights in the graph's own file; protobuf's limit is 2 GiB
 
 
 def save_graph(model: ir.Model, folder: Path, flavour: str, *, external_data: bool) -> None:
-    """Write a graph as a bundle's model, its weights beside it: a native graph's, large ones, or where it is asked for.
+    """Write a graph as a bundle's model.onnx.
 
-    ONNX Runtime maps a file of weights into memory; those within the graph's own file it parses and copies. Portable
-    graphs are read elsewhere, too, where one file is what most expect.
+    The weights get a file of their own if the graph is native, if they are large, or with `external_data`. ONNX Runtime
+    maps such a file into memory; it parses and copies weights in the graph's own file. Most other readers of portable
+    graphs expect one file.
     """
-    apart = external_data or flavour == Flavour.NATIVE or weight_bytes(model) > MAX_GRAPH_BYTES
-    ir.save(model, folder / File.MODEL, external_data=File.MODEL_DATA if apart else None)
+    separate = external_data or flavour == Flavour.NATIVE or weight_bytes(model) > MAX_GRAPH_BYTES
+    ir.save(model, folder / File.MODEL, external_data=File.MODEL_DATA if separate else None)
     if flavour == Flavour.NATIVE:
         view_head(folder / File.MODEL)
     onnx.checker.check_model(folder / File.MODEL)
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """Return what the weights of a graph take in bytes; of a file, which they fill, several views count once."""
+    """Return the size of a graph's weights in bytes; several views of the same bytes of a file count once."""
     inside, ends = 0, dict[str, int]()
     for value in model.graph.initializers.values():
         tensor = value.const_value

@@ -1,7 +1,8 @@
-"""Let a quantised head read the embedding's bytes in the file of weights, in parts, with nothing left to reshape.
+"""Split a quantised head into parts that read the embedding's bytes directly from the file of weights.
 
-ONNX Runtime would reshape the embedding into a copy each time the graph is opened. It then packs each weight anew while
-the file's bytes are still mapped: of a head in parts only one part is there twice, and the peak of memory is lower.
+Otherwise ONNX Runtime copies the embedding, to reshape it, each time the graph is opened. It then packs each weight
+into a second copy while the file's bytes are still mapped. With a head in parts, only one part is in memory twice at a
+time, so the peak is lower. Knows no recipe.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from ortgpt_exporter.graph.initializers import initializer, same_bytes
 from ortgpt_exporter.graph.torch_modules import MICROSOFT
 
-_PARTS = 4  # more save little; each is a node more in every step
+_PARTS = 4  # more parts save little memory, and each is a node more in every step
 
 
 def view_head(path: Path) -> None:
-    """Rewrite the graph at `path`, whose weights lie in a file of their own, where its head reads a Reshape."""
+    """Rewrite the graph at `path`, whose weights are in a file of their own, if its head reads a Reshape."""
     model = ir.load(path)
     graph = model.graph
     for node in list(graph):
@@ -47,17 +48,17 @@ def view_head(path: Path) -> None:
 
 
 def _is_reshaped(value: ir.Value) -> bool:
-    """Tell whether a value is a weight of the file in another shape."""
+    """Tell whether a value is a reshaped weight of the file."""
     producer = value.producer()
     source = producer.inputs[0] if producer is not None and producer.op_type == "Reshape" else None
     return source is not None and isinstance(source.const_value, ir.ExternalTensor)
 
 
 def _rows(graph: ir.Graph, value: ir.Value, rows: int, begin: int, end: int) -> ir.Value:
-    """Return some rows of a reshaped weight: (rows, blocks, bytes), or scales in one axis."""
+    """Return the rows from `begin` to `end` of a reshaped weight: (rows, blocks, bytes), or scales in one axis."""
     reshape = value.producer()
     assert reshape is not None
-    weight, shape = (None if each is None else each.const_value for each in reshape.inputs)
+    weight, shape = (None if value is None else value.const_value for value in reshape.inputs)
     assert isinstance(weight, ir.ExternalTensor)
     assert shape is not None
     row_bytes = weight.nbytes // rows

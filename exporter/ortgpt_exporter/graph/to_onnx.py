@@ -1,4 +1,4 @@
-"""From a PyTorch `GPT` to an ONNX graph with the tensors and named axes of the contract. Knows no files."""
+"""Export a PyTorch `GPT` to an ONNX graph with the tensors and named axes of the contract. Knows no files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ortgpt_exporter.graph.torch_modules import ATTENTION, GRAPHS, MICROSOFT, Wi
 from ortgpt_models import GPT, GPTConfig
 from ortgpt_models.gpt import Conv1D
 
-# The first opset with Gelu, so that the native activation is one node to recognise; `optimize` lowers it where it can.
-# A portable graph gets its parts instead, which every runtime has.
+# Native: the first opset with Gelu, so that the activation is one node to recognise; optimize_graph() declares a lower
+# one where it can. Portable: an opset without Gelu, whose parts every runtime has.
 _OPSETS = {Flavour.NATIVE: 20, Flavour.PORTABLE: 18}
 _HEAD_DIM_MULTIPLE = 8  # of GroupQueryAttention
 _DTYPES = {
@@ -32,10 +32,10 @@ _DTYPES = {
 
 
 def export_graph(gpt: GPT, flavour: str, dtype: str) -> ir.Model:
-    """Export `gpt`, which stays as it is, as a graph that computes and caches in `dtype`, "float32" or "float16".
+    """Export `gpt`, unchanged, as a graph that computes and caches in `dtype`, "float32" or "float16".
 
-    Raises ExportError unless the attention came out as it must and every tensor has the contract's type and axes, or
-    when a weight is too large for float16.
+    Raises ExportError if the attention is not that of the flavour, if a tensor does not have the contract's type and
+    axes, or if a weight is too large for float16.
     """
     config = gpt.config
     head_dim = cache_head_dim(config, flavour)
@@ -55,7 +55,7 @@ def export_graph(gpt: GPT, flavour: str, dtype: str) -> ir.Model:
             output_names=list(outputs),
             dynamic_shapes=module.dynamic_shapes,
             verbose=False,
-            optimize=False,  # it would fold the transposed head of a small model into a second copy
+            optimize=False,  # its folding would store the transposed head of a small model as a second copy
         )
     assert program is not None  # dynamo=True always returns a program
     model = program.model
@@ -68,7 +68,7 @@ def export_graph(gpt: GPT, flavour: str, dtype: str) -> ir.Model:
 
 
 def _name_axes(model: ir.Model, specs: dict[str, Spec]) -> None:
-    """Give the dynamic axes that torch made up itself, sums of others say, the contract's names."""
+    """Replace torch's own names of dynamic axes, such as sums of others, by the contract's."""
     for value in (*model.graph.inputs, *model.graph.outputs):
         axes = specs[value.name or ""][1]
         if value.shape is not None and len(value.shape) == len(axes):
@@ -82,13 +82,13 @@ def _name_axes(model: ir.Model, specs: dict[str, Spec]) -> None:
 
 def check_graph(model: ir.Model, config: GPTConfig, flavour: str, dtype: str) -> None:
     """Raise ExportError unless `model` has the tensors of the contract, and the attention of its flavour."""
-    found = sum(node.op_type == ATTENTION and node.domain == MICROSOFT for node in model.graph)
-    if flavour == Flavour.NATIVE and found != config.n_layer:
-        raise ExportError(f"the graph has {found} {ATTENTION} nodes for {config.n_layer} layers; expected one a layer")
+    fused = sum(node.op_type == ATTENTION and node.domain == MICROSOFT for node in model.graph)
+    if flavour == Flavour.NATIVE and fused != config.n_layer:
+        raise ExportError(f"the graph has {fused} {ATTENTION} nodes for {config.n_layer} layers; expected one a layer")
     foreign = sorted({f"{node.domain}::{node.op_type}" for node in model.graph if node.domain})
     if flavour == Flavour.PORTABLE and foreign:
         raise ExportError(f"the graph has {', '.join(foreign)}; a portable one has only standard operators")
-    for wanted, values in zip(
+    for expected, values in zip(
         tensors_of(config, flavour, dtype), (model.graph.inputs, model.graph.outputs), strict=True
     ):
         specs = {
@@ -98,8 +98,8 @@ def check_graph(model: ir.Model, config: GPTConfig, flavour: str, dtype: str) ->
             )
             for value in values
         }
-        if list(specs.items()) != list(wanted.items()):
-            raise ExportError(f"the graph has the tensors {specs}; expected {wanted}")
+        if list(specs.items()) != list(expected.items()):
+            raise ExportError(f"the graph has the tensors {specs}; expected {expected}")
 
 
 def tensors_of(config: GPTConfig, flavour: str, dtype: str) -> tuple[dict[str, Spec], dict[str, Spec]]:
@@ -111,7 +111,7 @@ def tensors_of(config: GPTConfig, flavour: str, dtype: str) -> tuple[dict[str, S
 
 
 def cache_head_dim(config: GPTConfig, flavour: str) -> int:
-    """Return the head size in the cache; the fused operator takes multiples of 8."""
+    """Return the width of a head in the cache; the fused operator takes multiples of 8."""
     return padded_head_dim(config.head_dim) if flavour == Flavour.NATIVE else config.head_dim
 
 
@@ -122,9 +122,9 @@ def padded_head_dim(head_dim: int) -> int:
 
 @torch.no_grad()
 def halve(gpt: GPT) -> GPT:
-    """Return a copy in float16, its embedding a WideEmbedding.
+    """Return a copy in float16 whose embedding is a WideEmbedding.
 
-    Raises ExportError naming the weights that float16 cannot hold.
+    Raises ExportError, which names the weights, for values beyond float16.
     """
     state = {name: tensor.to(torch.float16) for name, tensor in gpt.state_dict().items()}
     bad = [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]
@@ -136,12 +136,12 @@ def halve(gpt: GPT) -> GPT:
     with torch.device("meta"):
         half = GPT(gpt.config)
     half.load_state_dict(state, assign=True)
-    half.wte = WideEmbedding(half.wte.weight)  # type: ignore[assignment]  # called like the one it replaces
+    half.wte = WideEmbedding(half.wte.weight)  # type: ignore[assignment]  # has the interface that GPT uses
     return half.eval()
 
 
 def pad_heads(gpt: GPT, head_dim: int) -> GPT:
-    """Return a copy whose heads are `head_dim` wide, the added columns zero: the same function, at the same scale."""
+    """Return a copy whose heads are padded with zeros to `head_dim`: the same function, with the same scale."""
     gpt = copy.deepcopy(gpt)
     n_embd, n_head, old = gpt.config.n_embd, gpt.config.n_head, gpt.config.head_dim
     for block in gpt.h:
@@ -162,7 +162,7 @@ def pad_heads(gpt: GPT, head_dim: int) -> GPT:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's exporter from writing about torchvision and axis names that it merges, as it is meant to."""
+    """Silence torch's exporter on torchvision, and on axis names that it merges as intended."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

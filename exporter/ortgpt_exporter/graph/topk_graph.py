@@ -1,4 +1,4 @@
-"""The graph that picks the best logits of each row on the device that computed them. Knows no network."""
+"""Make the graph that finds the largest logits of each row on the device that computed them. Knows no network."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _OPSET, _IR_VERSION = 17, 8
 _TYPES = {DType.FLOAT32: TensorProto.FLOAT, DType.INT64: TensorProto.INT64}
 
 
-def select_graph(vocab_size: int, allowed_vocab_size: int) -> onnx.ModelProto:
-    """Return a graph from logits (batch, 1, vocab_size) to each row's largest, as `ortgpt.contract` describes it.
+def topk_graph(vocab_size: int, allowed_vocab_size: int) -> onnx.ModelProto:
+    """Return a graph from float32 logits (batch, 1, vocab_size) to each row's largest (see contract.topk_tensors).
 
-    Rows beyond `allowed_vocab_size` are left out. A repetition penalty divides positive logits and multiplies negative
-    ones (Keskar et al. 2019), as `transformers` does.
+    Ids from `allowed_vocab_size` on are left out. A repetition penalty divides positive logits and multiplies negative
+    ones (Keskar et al. 2019, arXiv:1909.05858), as `transformers` does.
     """
     inputs, outputs = topk_tensors(vocab_size, allowed_vocab_size)
     constants = {

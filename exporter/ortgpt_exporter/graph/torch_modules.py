@@ -1,7 +1,7 @@
-"""The network with the inputs and outputs of each flavour, as modules that torch can export. Knows no files.
+"""Wrap the network in modules with the inputs and outputs of each flavour, which torch can export. Knows no files.
 
-Attention is a strategy handed to the network: one that emits the fused operator, or one of standard operators on a
-growing cache.
+The network takes its attention as an argument: here either one that emits the fused operator, or one of standard
+operators on a growing cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MICROSOFT = "com.microsoft"
 
 
 class FlavouredGraph(nn.Module):
-    """What torch exports: `example` and `dynamic_shapes` are those of forward(), in the order of the contract.
+    """The module that torch exports, with inputs and outputs in the order of the contract.
 
     `gpt` computes and caches in the type of its weights, float32 or float16; the logits are float32.
     """
@@ -32,26 +32,29 @@ class FlavouredGraph(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
+        """The type of weights, activations and cache."""
         return self.gpt.wte.weight.dtype
 
     @property
     @abstractmethod
     def example(self) -> tuple[Any, ...]:
-        """Two rows of three tokens: sizes of 1 would be taken for constants."""
+        """Arguments of forward() for torch to trace: two rows of three tokens, since torch takes 1 for a constant."""
 
     @property
     @abstractmethod
-    def dynamic_shapes(self) -> tuple[Any, ...]: ...
+    def dynamic_shapes(self) -> tuple[Any, ...]:
+        """The dynamic axes of each argument of forward()."""
 
     def cache_example(self, length: int) -> list[Tensor]:
+        """Return empty caches of two rows, keys and values of each layer."""
         config = self.gpt.config
         attn: Any = self.gpt.h[0].attn
-        head_dim: int = attn.c_proj.weight.shape[0] // config.n_head  # padded, perhaps
+        head_dim: int = attn.c_proj.weight.shape[0] // config.n_head  # config's may be smaller: heads can be padded
         shape = (2, config.n_head, length, head_dim)
         return [torch.zeros(shape, dtype=self.dtype) for _ in range(len(KEY_VALUE) * config.n_layer)]
 
     def head(self, x: Tensor) -> Tensor:
-        """Map (batch, count, n_embd) to logits (batch, count, vocab_size), reading the token embedding as it lies."""
+        """Map (batch, count, n_embd) to float32 logits (batch, count, vocab_size) by the untransposed embedding."""
         wte = self.gpt.wte
         if not isinstance(wte, WideEmbedding):
             return self.matmul_transposed(x, wte.weight)
@@ -61,11 +64,11 @@ class FlavouredGraph(nn.Module):
 
     @abstractmethod
     def matmul_transposed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Map `x` (batch, count, width) and `weight` (rows, width) to (batch, count, rows)."""
+        """Multiply `x` (batch, count, width) by `weight` (rows, width), giving (batch, count, rows)."""
 
 
 class NativeGraph(FlavouredGraph):
-    """Fused attention on fixed buffers; logits of chosen positions."""
+    """The native flavour: fused attention on fixed buffers, and logits of chosen positions."""
 
     @property
     def example(self) -> tuple[Any, ...]:
@@ -105,7 +108,7 @@ class NativeGraph(FlavouredGraph):
 
 
 class PortableGraph(FlavouredGraph):
-    """Standard operators and a cache that grows by concatenation; logits of every position.
+    """The portable flavour: standard operators, a cache that grows by concatenation, and logits of every position.
 
     Tensors and axes are those of Hugging Face Optimum, onnxruntime-genai (type "decoder") and Transformers.js.
     """
@@ -123,7 +126,7 @@ class PortableGraph(FlavouredGraph):
     def dynamic_shapes(self) -> tuple[Any, ...]:
         batch, seq, past = _dims(Axis.BATCH, Axis.SEQUENCE, Axis.PAST)
         cache = [{0: batch, 2: past}] * len(KEY_VALUE) * self.gpt.config.n_layer
-        # torch finds out by itself that the mask is as long as past and new tokens together.
+        # torch itself infers that the mask is as long as past and new tokens together.
         return ({0: batch, 1: seq}, {0: batch, 1: torch.export.Dim.AUTO}, {0: batch, 1: seq}, cache)
 
     def forward(
@@ -133,7 +136,7 @@ class PortableGraph(FlavouredGraph):
         slots = torch.arange(total)
         causal = slots[None, :] <= slots[total - seq :, None]  # (seq, total)
         visible = causal & (attention_mask[:, None, :] != 0)  # (batch, seq, total)
-        # The lowest number, not -inf: a query that is padding sees nothing at all, and must not become NaN.
+        # The lowest number, not -inf: every position is hidden from a query that is padding, and -inf gives NaN there.
         hidden = torch.full((), torch.finfo(self.dtype).min, dtype=self.dtype)
         bias = torch.where(visible, torch.zeros((), dtype=self.dtype), hidden)[:, None]
         attend = _GrowingAttention(self.gpt.config.n_head, past_key_values, bias)
@@ -152,14 +155,14 @@ GRAPHS: dict[str, type[FlavouredGraph]] = {Flavour.NATIVE: NativeGraph, Flavour.
 
 
 class WideEmbedding(nn.Module):
-    """A float16 token embedding with a few columns more, which let the head round small numbers instead of large ones.
+    """A float16 token embedding with 8 columns more, which keep the logits small until they are float32.
 
-    GPT-2's logits lie near -100, where float16 has only multiples of 1/16. What all tokens have in common there is the
-    hidden state times the mean embedding. The head gets its negative as further columns of the hidden state; here
-    they meet columns of a constant that add up to 1, within the sum, before it is rounded. It is added back in float32.
+    GPT-2's logits are near -100, where float16 has only multiples of 1/16. The part that all tokens share is the hidden
+    state times the mean embedding. Its negative extends the hidden state by 8 columns, where the embedding has 1/8, so
+    the product is smaller by that part before it is rounded. The part is added again in float32.
     """
 
-    TAIL = 8  # keeps the width a multiple of 8, as GPUs like it
+    TAIL = 8  # keeps the width a multiple of 8, which GPUs multiply fastest
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -170,10 +173,11 @@ class WideEmbedding(nn.Module):
         self.mean = nn.Parameter(mean[:, None].repeat(1, self.TAIL), requires_grad=False)
 
     def forward(self, input_ids: Tensor) -> Tensor:
+        """Look up (batch, count, n_embd), without the additional columns."""
         return nn.functional.embedding(input_ids, self.weight)[..., : self.n_embd]
 
     def common(self, x: Tensor) -> Tensor:
-        """Return what the logits of `x` (batch, count, n_embd) have in common, TAIL times side by side."""
+        """Return the part that all logits of `x` (batch, count, n_embd) share, 8 times: (batch, count, 8)."""
         return x @ self.mean
 
 
@@ -202,7 +206,7 @@ class _FusedAttention:
 
 
 class _GrowingAttention:
-    """Attend to past and new tokens by matrix products; `bias` (batch, 1, seq, total) hides what no query may see."""
+    """Attend to past and new tokens by matrix products; `bias` (batch, 1, seq, total) hides positions from queries."""
 
     def __init__(self, n_head: int, pasts: list[Tensor], bias: Tensor) -> None:
         self.n_head = n_head
@@ -218,7 +222,7 @@ class _GrowingAttention:
         past_key, past_value = self.pasts[2 * layer_index : 2 * layer_index + 2]
         key, value = torch.cat((past_key, key), dim=2), torch.cat((past_value, value), dim=2)
         self.presents += [key, value]
-        # Scaled before the product: in float16 it is the product that could overflow.
+        # Scaled before the product, which could overflow in float16.
         scores = (query * scale) @ key.transpose(2, 3) + self.bias  # (batch, n_head, seq, total)
         return merge_heads(torch.softmax(scores, dim=-1) @ value)
 

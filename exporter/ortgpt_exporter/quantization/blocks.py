@@ -41,7 +41,7 @@ class Blocks:
     @property
     def block_size(self) -> int:
         """How many weights share a scale."""
-        return self.packed.shape[2] * 8 // self.bits
+        return int(self.packed.shape[2]) * 8 // self.bits
 
     @property
     def row_scales(self) -> Floats | None:

@@ -1,7 +1,7 @@
-"""The nodes that compute with a matrix of integers, for each flavour of graph. Knows no recipe and rounds nothing.
+"""Make the nodes that compute with a matrix of integers, for each flavour of graph. Knows no recipe and rounds nothing.
 
-Each function takes a node that multiplies by a weight, or looks rows up in it, and returns the nodes that do so with
-the integers, the last of them in its place.
+Each function gets a node that multiplies by a weight, or looks rows up in it, and returns the nodes that do the same
+with integers. The last of them replaces the node.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ortgpt.contract import Flavour
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.graph.initializers import constant
 from ortgpt_exporter.graph.torch_modules import MICROSOFT
-from ortgpt_exporter.quantization.blocks import Blocks, unpack
+from ortgpt_exporter.quantization.blocks import Blocks
 
 MakeNodes = Callable[[ir.Graph, ir.Node, str, Blocks], list[ir.Node]]
 
 _ACCURACY_LEVEL = 4  # compute in int8: twice as fast as the default, which widens the weights
-_ZERO = 128  # the byte that stands for zero in activations: signed ones would miss the fast kernel
-# What a GELU returns is never below this, so that fewer bytes are needed for what is negative.
-_GELUS, _GELU_LEAST = ("Gelu", "FastGelu"), 0.1701
+_ZERO = 128  # the byte for zero in activations; the fast kernel takes unsigned bytes only
+# A GELU never returns less than the negative of this, so fewer bytes are needed for negative values.
+_GELUS, _GELU_MIN = ("Gelu", "FastGelu"), 0.1701
 _GELU_ZERO = 32
 _FLOAT = ir.DataType.FLOAT
-ROW_SCALES = "row_scales"  # of a matrix whose blocks have one scale a row, stored once
+ROW_SCALES = "row_scales"  # ends the name of the scales of a matrix that stores one scale a row
 
 
 def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
     """Multiply by integers in blocks; activations are rounded to 8 bits, block by block."""
-    rows, count, _ = blocks.integers.shape
+    rows, count, width = blocks.packed.shape
     tied = is_transposed(node)  # the look-up reads the same tensors, in its own shape
     before: list[ir.Node] = []
     if blocks.row_scales is not None and not tied:  # stored once a row, and repeated when the graph is opened
@@ -39,11 +39,11 @@ def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> l
         repeat = ir.node("Expand", [constant(graph, f"{name}.{ROW_SCALES}", blocks.row_scales[:, None]), sizes])
         flatten = ir.node("Reshape", [repeat.outputs[0], constant(graph, "ortgpt.flat", np.array([-1]))])
         before = [repeat, flatten]
-        stored = [constant(graph, f"{name}.int{blocks.bits}", blocks.packed()), flatten.outputs[0]]
+        stored = [constant(graph, f"{name}.int{blocks.bits}", blocks.packed), flatten.outputs[0]]
     else:
         stored = _stored(graph, name, blocks, flat=not tied)
     if tied:
-        shape = constant(graph, f"{name}.shape", np.array([rows, count, blocks.packed_width]))
+        shape = constant(graph, f"{name}.shape", np.array([rows, count, width]))
         flat = constant(graph, "ortgpt.flat", np.array([-1]))
         before = [ir.node("Reshape", [value, flat if place else shape]) for place, value in enumerate(stored)]
         stored = [reshape.outputs[0] for reshape in before]
@@ -57,56 +57,44 @@ def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> l
     return [*before, ir.node("MatMulNBits", [node.inputs[0], *stored], attributes, domain=MICROSOFT)]
 
 
-def unpacked(node: ir.Node) -> Blocks:
-    """Return the blocks that nbits_matmul() made a node of, unless they have one scale a row."""
+def blocks_of(node: ir.Node) -> Blocks:
+    """Return the blocks of a node that nbits_matmul() made, unless they have one scale a row."""
     rows, width, bits, block_size = (node.attributes[name].as_int() for name in ("N", "K", "bits", "block_size"))
     tensors = [value.const_value for value in node.inputs[1:] if value is not None and value.const_value is not None]
-    integers, scales, *rest = (tensor.numpy() for tensor in tensors)
+    packed, scales = (tensor.numpy() for tensor in tensors)
     count = width // block_size
-    return Blocks(
-        bits=bits,
-        integers=unpack(integers.reshape(rows, -1), bits).reshape(rows, count, block_size),
-        scales=scales.reshape(rows, count),
-        zero_points=unpack(rest[0].reshape(rows, -1), bits)[:, :count] if rest else None,
-    )
+    return Blocks(bits, packed.reshape(rows, count, -1), scales.reshape(rows, count))
 
 
 def nbits_gather(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
-    quantized, *scales = _stored(graph, name, blocks, flat=False)
+    """Look up rows of integers in blocks."""
+    integers, scales = _stored(graph, name, blocks, flat=False)
     attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": blocks.block_size, "bits": blocks.bits}
-    return [ir.node("GatherBlockQuantized", [quantized, node.inputs[1], *scales], attributes, domain=MICROSOFT)]
+    return [ir.node("GatherBlockQuantized", [integers, node.inputs[1], scales], attributes, domain=MICROSOFT)]
 
 
 def _stored(graph: ir.Graph, name: str, blocks: Blocks, *, flat: bool) -> list[ir.Value]:
-    """Return integers, scales and zero points, if any, as initializers, made once a matrix.
+    """Return integers and scales as initializers, made once a matrix.
 
-    `flat` is how MatMulNBits wants them, (rows, blocks, bytes) and one axis; otherwise all are (rows, …).
+    With `flat` they have the shapes that MatMulNBits takes, (rows, blocks, bytes) and one axis, otherwise (rows, …).
     """
-    bits_name, scales_name, zeros_name = f"{name}.int{blocks.bits}", f"{name}.scales", f"{name}.zero_points"
-    if bits_name not in graph.initializers:
-        packed, zero_points = blocks.packed(), blocks.packed_zero_points()
-        constant(graph, bits_name, packed if flat else packed.reshape(len(packed), -1))
-        constant(graph, scales_name, blocks.scales.reshape(-1) if flat else blocks.scales)
-        if zero_points is not None:
-            constant(graph, zeros_name, zero_points.reshape(-1) if flat else zero_points)
-    return [graph.initializers[each] for each in (bits_name, scales_name, zeros_name) if each in graph.initializers]
+    packed, scales = blocks.packed, blocks.scales
+    return [
+        constant(graph, f"{name}.int{blocks.bits}", packed if flat else packed.reshape(len(packed), -1)),
+        constant(graph, f"{name}.scales", scales.reshape(-1) if flat else scales),
+    ]
 
 
 def dequantized_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
-    """Multiply by what DequantizeLinear makes of 4-bit integers (opset 21).
+    """Multiply by the output of a DequantizeLinear of 4-bit integers (opset 21).
 
-    ONNX Runtime takes the two for a MatMulNBits.
+    ONNX Runtime fuses the two into one MatMulNBits.
     """
-    columns = blocks.integers.reshape(len(blocks.integers), -1).T  # (in, out), as MatMul wants it
-    signed = blocks.zero_points is None
-    kind = ml_dtypes.int4 if signed else ml_dtypes.uint4
-    integers = (columns.astype(np.int8) - 8 if signed else columns).astype(kind)
+    columns = blocks.integers.reshape(len(blocks.packed), -1).T  # (in, out), as MatMul takes it
     weights = [
-        constant(graph, f"{name}.int4", integers),
+        constant(graph, f"{name}.int4", (columns.astype(np.int8) - 8).astype(ml_dtypes.int4)),
         constant(graph, f"{name}.scales", np.ascontiguousarray(blocks.scales.T)),
     ]
-    if blocks.zero_points is not None:
-        weights.append(constant(graph, f"{name}.zero_points", blocks.zero_points.T.astype(kind)))
     widened = ir.node("DequantizeLinear", weights, {"axis": 0, "block_size": blocks.block_size})
     return [widened, ir.node("MatMul", [node.inputs[0], widened.outputs[0]])]
 
@@ -154,17 +142,17 @@ def rows_gather(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> li
 def _rounded_rows(
     graph: ir.Graph, x: ir.Value | None, width: int, *, per_node: bool
 ) -> tuple[list[ir.Node], ir.Value, ir.Value, ir.Value]:
-    """Return the nodes that round each row of `x` to bytes, the bytes, the scale of each row, and the byte of zero.
+    """Return the nodes that round each row of `x` to bytes, the bytes, the scale of each row, and the byte for zero.
 
-    A row of zeros has the scale 0: whatever its bytes are, the products are 0 again.
+    A row of zeros has the scale 0: whatever its bytes are, its products are 0.
     """
     last = constant(graph, "ortgpt.last", np.array([-1]))
     nodes: list[ir.Node] = []
     producer = None if x is None else x.producer()
     if producer is not None and producer.op_type in _GELUS:
-        zero, least = _GELU_ZERO, _GELU_LEAST
+        zero = _GELU_ZERO
         largest = ir.node("ReduceMax", [x, last], {"keepdims": 1})
-        floor = constant(graph, "ortgpt.gelu_floor", np.array(least * (255 - zero) / zero, np.float32))
+        floor = constant(graph, "ortgpt.gelu_floor", np.array(_GELU_MIN * (255 - zero) / zero, np.float32))
         nodes += [largest, ir.node("Max", [largest.outputs[0], floor])]
     else:
         zero = _ZERO
@@ -188,15 +176,18 @@ def _rounded_rows(
 
 
 def _rows(x: ir.Value | None) -> str:
-    """Return the axis of positions: where two activations have the same one, they have as many rows."""
+    """Return the name of the axis of positions; activations with the same one have equally many rows."""
     if x is None or x.shape is None:
-        raise ExportError(f"the graph does not say the shape of {'an input' if x is None else x.name}")
+        raise ExportError(f"the graph does not state the shape of {'an input' if x is None else x.name}")
     return str(x.shape[1])
 
 
 def signed_rows(graph: ir.Graph, name: str, blocks: Blocks, *, transposed: bool) -> tuple[ir.Value, ir.Value]:
-    """Return integers as signed bytes, (rows, width), and scales, (rows, 1); or (width, rows) and (rows,)."""
-    table = (blocks.integers[:, 0].astype(np.int16) - 128).astype(np.int8)
+    """Return whole rows of integers as signed bytes, (rows, width), and scales, (rows, 1).
+
+    If `transposed`, their shapes are (width, rows) and (rows,).
+    """
+    table = (blocks.packed[:, 0].astype(np.int16) - 128).astype(np.int8)
     scales = blocks.scales.reshape(-1) if transposed else blocks.scales
     return (
         constant(graph, f"{name}.int8", np.ascontiguousarray(table.T) if transposed else table),
@@ -205,11 +196,11 @@ def signed_rows(graph: ir.Graph, name: str, blocks: Blocks, *, transposed: bool)
 
 
 def is_transposed(node: ir.Node) -> bool:
-    """Tell whether a node's matrix is (out, in), as the embedding is and with it the head; a layer's is (in, out)."""
+    """Tell whether a node's matrix is (out, in), like the embedding, which is the head; a layer's is (in, out)."""
     return node.op_type == "Gather" or node.attributes.get_int("transB", 0) == 1
 
 
-# By flavour, and whether a scale is for a whole row of the matrix.
+# By flavour, and whether each row of the matrix has one scale.
 PRODUCTS: Mapping[tuple[str, bool], MakeNodes] = {
     (Flavour.NATIVE, False): nbits_matmul,
     (Flavour.NATIVE, True): fused_rows_matmul,

@@ -1,6 +1,6 @@
-"""Optimum's dynamic 8-bit quantisation of a portable graph, for those who have it elsewhere. Needs the [optimum] extra.
+"""Quantise a portable graph by Optimum's dynamic 8-bit method, as other projects do. Needs the [optimum] extra.
 
-Activations are rounded as they come, with one scale for a whole tensor: a row of a batch changes how the others are
+A whole tensor of activations gets one scale when it is computed, so a row of a batch changes how the other rows are
 rounded. `DynamicQuantizeLinear` and `MatMulInteger` are standard operators.
 """
 
@@ -16,13 +16,8 @@ from ortgpt_exporter.graph.save import save_graph
 from ortgpt_exporter.quantization.rewrite_graph import Report, matrix_of, parameter_count, unweighted_products
 
 
-def check_optimum() -> None:
-    """Raise ModuleNotFoundError without the extra."""
-    import optimum.onnxruntime  # noqa: F401  # to fail before the work, not after it
-
-
 def quantize_dynamic(source: Bundle, folder: Path, method: str, *, external_data: bool) -> Report:
-    """Write the quantised graph of a portable bundle into `folder`; `method` is one of recipe.DYNAMIC.
+    """Write the quantised graph of a portable bundle into `folder`; `method` is one of request.DYNAMIC.
 
     Raises ModuleNotFoundError without the extra.
     """
@@ -37,13 +32,13 @@ def quantize_dynamic(source: Bundle, folder: Path, method: str, *, external_data
     tensors = [value.const_value for value in after.graph.initializers.values() if value.const_value is not None]
     in_bytes = (ir.DataType.INT8, ir.DataType.UINT8)
     report.quantized[DType.INT8] = sum(tensor.dtype in in_bytes and len(tensor.shape) == 2 for tensor in tensors)
-    report.kept = unweighted_products(after)
+    report.left_out = unweighted_products(after)
     for node in after.graph:
         name = matrix_of(node)
         if name is not None and after.graph.initializers[name].dtype == ir.DataType.FLOAT:
-            report.kept[name] = "Optimum left it in float32"
+            report.left_out[name] = "Optimum left it in float32"
     ir.external_data.load_to_model(after)
-    for path in folder.iterdir():  # Optimum writes its own configuration beside it
+    for path in folder.iterdir():  # Optimum writes its own configuration, too
         path.unlink()
     save_graph(after, folder, Flavour.PORTABLE, external_data=external_data)
     return report

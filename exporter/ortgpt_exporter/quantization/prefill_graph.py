@@ -1,7 +1,8 @@
-"""Make the graph for prompts of a bundle whose decoder multiplies in blocks: its products are of whole rows of bytes.
+"""Make the graph for prompts of a bundle whose decoder multiplies in blocks: it multiplies whole rows of bytes.
 
-A decode step waits for the memory, and wants the fewest bytes; a long prompt waits for the multiplier, which is fastest
-where a row of activations and a row of the matrix have one scale each. Rounds what the decoder's integers stand for.
+Memory bandwidth limits a decode step, so the decoder has the fewest bytes. Arithmetic limits a long prompt, and is
+fastest when a row of activations and a row of the matrix have one scale each. If the decoder's blocks have scales of
+their own, the weights that they represent are rounded again, a row at a time. Knows no recipe and no float32 bundle.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ortgpt.contract import File
 from ortgpt_exporter.graph.initializers import constant, initializer, same_bytes
-from ortgpt_exporter.quantization.blocks import SEARCH, quantize_blocks
-from ortgpt_exporter.quantization.integer_nodes import ROW_SCALES, fused_rows_product, signed_rows, unpacked
+from ortgpt_exporter.quantization.blocks import quantize_blocks
+from ortgpt_exporter.quantization.integer_nodes import ROW_SCALES, blocks_of, fused_rows_product, signed_rows
 from ortgpt_exporter.quantization.recipe import EMBEDDING
 from ortgpt_exporter.quantization.rewrite_graph import raise_versions, replace_node
 
@@ -24,7 +25,7 @@ _FLIP = np.array(-128, np.int8)  # turns bytes around 128 into signed ones
 
 
 def write_prefill(folder: Path) -> None:
-    """Write the graph for prompts beside the decoder in `folder`, whose weights it reads where their bytes will do."""
+    """Write the graph for prompts beside the decoder in `folder`; it shares the decoder's bytes where it can."""
     model = ir.load(folder / File.MODEL)
     own: list[ir.Value] = []
     for node in list(model.graph):
@@ -37,12 +38,12 @@ def write_prefill(folder: Path) -> None:
             before = _signed_columns(model.graph, integers, name)
             weights, scales = before[-1].outputs[0], _flat(model.graph, scales)
         else:
-            matrix = unpacked(node).dequantized()
-            rows = quantize_blocks(matrix, bits=8, block_size=matrix.shape[1], method=SEARCH)
+            matrix = blocks_of(node).dequantized()
+            rows = quantize_blocks(matrix, bits=8, block_size=matrix.shape[1])
             weights, scales = signed_rows(model.graph, f"{name}.rows", rows, transposed=True)
             own.append(weights)
         replace_node(model.graph, node, [*before, *fused_rows_product(model.graph, node.inputs[0], weights, scales)])
-    RemoveUnusedNodesPass()(model)  # with them the decoder's integers and scales
+    RemoveUnusedNodesPass()(model)  # and the decoder's integers and scales, which nothing reads here
     raise_versions(model)
     tensors = [value.const_value for value in own if value.const_value is not None]
     if tensors:
@@ -54,7 +55,10 @@ def write_prefill(folder: Path) -> None:
 
 
 def _signed_columns(graph: ir.Graph, integers: ir.Value, name: str) -> list[ir.Node]:
-    """Return the nodes, folded away when the graph is opened, that make signed (width, rows) of the decoder's bytes."""
+    """Return the nodes that turn the decoder's bytes into signed ones, (width, rows).
+
+    ONNX Runtime folds them into a constant when it opens the graph.
+    """
     stored = integers.const_value
     assert isinstance(stored, ir.ExternalTensor)
     rows, *blocks = (int(size) for size in stored.shape.numpy())
@@ -67,9 +71,9 @@ def _signed_columns(graph: ir.Graph, integers: ir.Value, name: str) -> list[ir.N
 
 
 def _flat(graph: ir.Graph, scales: ir.Value) -> ir.Value:
-    """Return the decoder's scales of rows, (rows, 1), in one axis."""
+    """Return the decoder's scales of rows, (rows, 1), as (rows,)."""
     stored, name = scales.const_value, f"{scales.name}.flat"
     assert stored is not None
-    if not isinstance(stored, ir.ExternalTensor):  # those of few rows lie in the graph's own file
+    if not isinstance(stored, ir.ExternalTensor):  # onnx_ir keeps small tensors in the graph's own file
         return constant(graph, name, stored.numpy().reshape(-1))
     return initializer(graph, same_bytes(stored, name, shape=(stored.size,)))

@@ -1,4 +1,7 @@
-"""What a caller may ask of a quantisation, and which choices fit together. Knows no matrix, and loads neither torch nor onnx."""
+"""What a caller may ask of a quantisation, and which choices fit together.
+
+Knows no matrix. The command line imports it, so it imports neither torch nor onnx.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,9 @@ class Quantization:
     head_dtype: str | None = None
     """The precision of embedding and head, "int8" or "int4"; by default `dtype`."""
     fast_prefill: bool = False
-    """Add a second graph for prompts, which multiplies whole rows of bytes (native only). In int8 it reads the decoder's
-    bytes, whose blocks then share one scale a row, unless `method` or `block_size` is set; otherwise it stores its own."""
+    """Whether to add a second graph for prompts, which multiplies whole rows of bytes (native only). In int8 it reads
+    the decoder's bytes, whose blocks then share one scale a row, unless `method` or `block_size` is set. Otherwise it
+    stores bytes of its own."""
     calibration: str | Path | None = None
     """The UTF-8 file that the method "gptq" reads; it needs one, and no other method accepts one."""
     eval_text: str | Path | None = None

@@ -1,11 +1,11 @@
-"""Write the files of a quantised bundle, from those of a float32 one, and open them. Measures nothing."""
+"""Write the files of a quantised bundle from those of a float32 bundle, and open them. Measures nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,15 +24,18 @@ from ortgpt_exporter.graph.save import save_graph
 from ortgpt_exporter.quantization.hessians import Calibration
 from ortgpt_exporter.quantization.optimum_dynamic import quantize_dynamic
 from ortgpt_exporter.quantization.prefill_graph import write_prefill
-from ortgpt_exporter.quantization.recipe import DYNAMIC, Recipe
+from ortgpt_exporter.quantization.recipe import Recipe
+from ortgpt_exporter.quantization.request import DYNAMIC
 from ortgpt_exporter.quantization.rewrite_graph import (
     FindHessian,
     Report,
-    balance,
+    RoundedMatrices,
     expected_matrices,
     matrix_widths,
+    needs_hessian,
     product_inputs,
     quantize_graph,
+    smooth_graph,
 )
 from ortgpt_exporter.texts import TextRows
 
@@ -40,12 +43,12 @@ _NOT_COPIED = (File.MODEL, File.MODEL_DATA)
 
 
 def check_source(source: Bundle) -> None:
-    """Raise ExportError unless a bundle is one to quantise."""
+    """Raise ExportError unless the bundle is float32."""
     dtype = source.manifest.precision.dtype
     if dtype != DType.FLOAT32:
         raise ExportError(
-            f"{source.path} is {dtype} (accepted: float32); export the checkpoint anew, or name the bundle that this "
-            "one was made of"
+            f"{source.path} is {dtype} (accepted: float32); export the checkpoint in float32, or name the bundle that "
+            "this one was made from"
         )
 
 
@@ -55,13 +58,13 @@ def source_widths(source: Bundle) -> dict[str, int]:
         widths = matrix_widths(ir.load(source.path / File.MODEL))
     except DecodeError as error:
         raise ExportError(
-            f"{source.path / File.MODEL} is no ONNX graph ({error}); export the checkpoint anew"
+            f"{source.path / File.MODEL} is not an ONNX graph ({error}); export the checkpoint again"
         ) from None
     missing = expected_matrices(source.config.n_layer) - widths.keys()
     if missing:
         raise ExportError(
             f"{source.path / File.MODEL} has no float32 matrix {min(missing)} ({len(missing)} are missing); export the "
-            "checkpoint anew"
+            "checkpoint again"
         )
     return widths
 
@@ -73,19 +76,24 @@ def write_quantized(
     *,
     calibration: TextRows | None = None,
     external_data: bool = False,
+    rounded: RoundedMatrices | None = None,
 ) -> Report:
-    """Write all files of a quantised bundle but its manifest into `folder`, in place of what is there."""
+    """Write all files of a quantised bundle but its manifest into `folder`, and remove what was there.
+
+    `calibration` is the text of GPTQ; `rounded` is as in quantize_graph().
+    """
     for path in folder.iterdir():
         path.unlink()
     if recipe.method in DYNAMIC:
         report = quantize_dynamic(source, folder, recipe.method, external_data=external_data)
     else:
         model = ir.load(source.path / File.MODEL)
-        balance(model, recipe.dtype, n_layer=source.config.n_layer)
-        with _hessians(model, recipe, calibration, folder) as hessian_of:
-            report = quantize_graph(model, recipe, hessian_of)
-        del hessian_of  # and with it the float32 network that it ran
-        ir.external_data.load_to_model(model)  # what was not quantised may lie in the source's own file of weights
+        smooth_graph(model, recipe.dtype, n_layer=source.config.n_layer)
+        wanted = needs_hessian(model, recipe, rounded or {})
+        with _hessians(model, recipe, calibration, folder, wanted) as hessian_of:
+            report = quantize_graph(model, recipe, hessian_of, rounded=rounded)
+        del hessian_of  # and with it the session of the float32 network
+        ir.external_data.load_to_model(model)  # weights that stay may lie in the source's file of weights
         save_graph(model, folder, recipe.flavour, external_data=external_data)
         if recipe.fast_prefill:
             write_prefill(folder)
@@ -96,28 +104,33 @@ def write_quantized(
 
 @contextlib.contextmanager
 def _hessians(
-    model: ir.Model, recipe: Recipe, calibration: TextRows | None, parent: Path
+    model: ir.Model, recipe: Recipe, calibration: TextRows | None, parent: Path, wanted: Collection[str]
 ) -> Iterator[FindHessian | None]:
-    if calibration is None:
+    if calibration is None or not wanted:
         yield None
         return
+    activations = product_inputs(model)
     with tempfile.TemporaryDirectory(dir=parent) as folder:
-        yield Calibration(model, product_inputs(model), calibration.rows, recipe.flavour, Path(folder)).hessian
+        yield Calibration(model, activations, calibration.rows, recipe.flavour, Path(folder), wanted=wanted).hessian
 
 
 def open_quantized(source: Bundle, folder: Path) -> Engine:
-    """Open what write_quantized() wrote, for the CPU."""
-    # Not sealed yet: of the files their names are all that opening a graph looks at.
+    """Open on the CPU what write_quantized() wrote."""
+    # The manifest is not written yet. Opening a graph reads only the names of the files.
     files = {path.name: FileEntry(size=path.stat().st_size, sha256="") for path in folder.iterdir()}
     manifest = replace(source.manifest, graphs=graphs_in(source, folder), files=files)
-    draft = replace(source, path=folder, manifest=manifest)
-    session = open_graph(draft, draft.manifest.graphs[0], Device(Target.CPU))
-    prefill_graph = find_prefill_graph(draft, session)
-    return Engine(session, source.config, masked_tokens=source.manifest.masked_tokens, prefill_graph=prefill_graph)
+    return open_engine(replace(source, path=folder, manifest=manifest))
+
+
+def open_engine(bundle: Bundle) -> Engine:
+    """Open a bundle's decoder on the CPU, and the graph for prompts if there is one."""
+    session = open_graph(bundle, bundle.manifest.graphs[0], Device(Target.CPU))
+    masked_tokens, prefill_graph = bundle.manifest.masked_tokens, find_prefill_graph(bundle, session)
+    return Engine(session, bundle.config, masked_tokens=masked_tokens, prefill_graph=prefill_graph)
 
 
 def graphs_in(source: Bundle, folder: Path) -> tuple[GraphSpec, ...]:
-    """Return what the manifest says of the graphs that write_quantized() wrote."""
+    """Return the manifest's entries for the graphs that write_quantized() wrote."""
     decoder = source.manifest.graphs[0]
     if not (folder / File.PREFILL).exists():
         return (decoder,)

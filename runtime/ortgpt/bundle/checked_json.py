@@ -129,6 +129,9 @@ def _hints(kind: type) -> dict[str, Any]:
 def _read(hint: Any, value: Any, faults: list[str], path: str, metadata: Mapping[str, Any]) -> Any:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:
+        if value is not None and is_dataclass(inner[0]) and not isinstance(value, Mapping):
+            faults.append(_fault(path, value, "an object or null"))
+            return None
         return None if value is None else _read(inner[0], value, faults, path, metadata)
     if is_dataclass(hint):
         return read_record(typing.cast("type[Any]", hint), value, faults, f"{path}.")
