@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import fields
 from pathlib import Path
 
-from ortgpt.options.generation_options import OPTIONS, GenerationOptions
+from ortgpt.options.generation_options import GenerationOptions
 
 TARGET = Path(__file__).parents[1] / "runtime/ortgpt/options/keywords.py"
 _HEAD = '''"""The keywords of a generation with their types, for editors and type checkers.
@@ -23,23 +22,14 @@ from ortgpt.options.resolved import Grammar, LogitsProcessor
 
 
 class GenerationKeywords(TypedDict, total=False):
-    """The options of a generation as keywords; None leaves a choice to the bundle, then to the default."""
+    """The options of a generation as keywords; GenerationOptions says what each does."""
 
 '''
 
 
 def module_text() -> str:
     """Return the text of the module."""
-    lines = []
-    for field in fields(GenerationOptions):
-        option = OPTIONS[field.name]
-        default = f" Default: {option.default_text}." if option.default_text else ""
-        lines.append(f"    {field.name}: {field.type}")
-        quote = '"""' if not option.help.startswith('"') else '""" '
-        lines += textwrap.wrap(
-            f'{quote}{option.help}{default}"""', 120, initial_indent="    ", subsequent_indent="    "
-        )
-    return _HEAD + "\n".join(lines) + "\n"
+    return _HEAD + "".join(f"    {field.name}: {field.type}\n" for field in fields(GenerationOptions))
 
 
 if __name__ == "__main__":

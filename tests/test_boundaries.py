@@ -28,6 +28,7 @@ HEAVY = ("torch", "onnx", "onnx_ir", "onnxscript", "transformers", "optimum", "s
 _BASE = ("contract", "errors", "results")
 _EXPORTED = tuple(f"ortgpt.{room}" for room in (
     "contract", "errors", "bundle", "options", "text", "ort", "sampling", "engine", "decode", "model", "generator",
+    "tools",
 ))  # fmt: skip
 ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt.contract": (),
@@ -77,7 +78,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "ortgpt_exporter": ("errors", "checkpoint", "export", "quantize", "quantization"),
     "ortgpt_exporter.cli": (
-        *_EXPORTED, "ortgpt.cli", "errors", "progress", "checkpoint", "export", "quantize", "quantization", "sweep", "ortgpt_models",
+        *_EXPORTED, "ortgpt.cli", "errors", "progress", "checkpoint", "export", "quantize", "quantization", "sweep",
+        "ortgpt_models",
     ),
 }  # fmt: skip
 

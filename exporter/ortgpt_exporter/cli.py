@@ -22,6 +22,7 @@ from ortgpt.ort.package import install_hint
 from ortgpt_exporter.quantization.request import ALL_METHODS, BITS, BLOCK_SIZES, Quantization
 from ortgpt_models.errors import ModelError
 from ortgpt_models.progress import Progress
+from ortgpt_models.recipe import Recipe
 
 _EXTRA_OF = {
     **dict.fromkeys(
@@ -251,33 +252,29 @@ def _write_summary(bundle: Bundle, out: Path) -> None:
     click.echo(f"{out}  {size / 1e6:.1f} MB  {manifest.precision.dtype}  {bundle.config.n_layer} layers", err=True)
 
 
+def _recipe_options(command: Any) -> Any:
+    """Add a flag for each setting of a training recipe."""
+    for setting in reversed(dataclasses.fields(Recipe)):
+        flag, help = f"--{setting.name.replace('_', '-')}", setting.metadata["help"]
+        if setting.default is False:
+            command = click.option(flag, is_flag=True, help=help)(command)
+        else:
+            kind = type(setting.default)
+            command = click.option(flag, type=kind, default=setting.default, show_default=True, help=help)(command)
+    return command
+
+
 @click.command()
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...", type=click.Path(path_type=Path))
 @click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The checkpoint folder to write.")
 @click.option("--held-out", type=click.Path(path_type=Path), help="Text to measure on. [default: the last 5% of TEXT]")
-@click.option("--n-layer", type=int, default=6, show_default=True, help="Number of layers.")
-@click.option("--n-head", type=int, default=4, show_default=True, help="Attention heads in a layer.")
-@click.option("--n-embd", type=int, default=256, show_default=True, help="Hidden size, a multiple of --n-head.")
-@click.option("--n-positions", type=int, default=256, show_default=True, help="Context length in tokens.")
-@click.option("--vocab-size", type=int, default=4096, show_default=True, help="Size of the byte-level BPE vocabulary.")
-@click.option("--dropout", type=float, default=0.1, show_default=True, help="On embeddings and residual branches.")
-@click.option("--steps", type=int, default=2000, show_default=True, help="Number of optimiser steps.")
-@click.option("--batch-size", type=int, default=16, show_default=True, help="Contexts in a step.")
-@click.option("--learning-rate", type=float, default=1.5e-3, show_default=True, help="Peak, after the warm-up.")
-@click.option("--warmup-steps", type=int, default=100, show_default=True, help="Steps of linear warm-up.")
-@click.option("--weight-decay", type=float, default=0.1, show_default=True, help="Weight decay of the matrices.")
-@click.option("--clip-norm", type=float, default=1.0, show_default=True, help="Largest accepted norm of the gradient.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of every random choice.")
-@click.option("--bfloat16", is_flag=True, help="Multiply in bfloat16, which is faster on CPUs that support it.")
-@click.option("--evaluate-every", type=int, default=250, show_default=True, help="Steps between held-out measurements.")
-@click.option("--save-every", type=int, default=100, show_default=True, help="Steps between saved states.")
+@_recipe_options
 def train(texts: tuple[Path, ...], out: Path, held_out: Path | None, **options: Any) -> None:
     """Train a small GPT-2 from scratch on UTF-8 text files, into a Hugging Face folder.
 
     After an interruption, the same command continues from the last saved state (in OUT.training).
     """
     with one_line_errors():
-        from ortgpt_models.train import Recipe
         from ortgpt_models.train import train as train_checkpoint
 
         recipe = Recipe(**options)

@@ -22,100 +22,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ortgpt_models.atomic_folder import refuse_existing, write_folder
-from ortgpt_models.config import GPTConfig
 from ortgpt_models.errors import ModelError
 from ortgpt_models.files import file_is_there
 from ortgpt_models.gpt import GPT
 from ortgpt_models.hf_checkpoint import save_gpt
 from ortgpt_models.progress import OnProgress, Progress
+from ortgpt_models.recipe import Recipe
 
 END_OF_TEXT = "<|endoftext|>"
 RECORD_FILE = "training.json"
 _HELD_OUT_SHARE = 0.05
 _ADAM_BETAS = (0.9, 0.95)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Say how to train: the shape of the network, then the optimisation (AdamW, linear warm-up, cosine to zero).
-
-    Raises ModelError naming every field out of range.
-    """
-
-    n_layer: int = 6
-    """Layers."""
-    n_head: int = 4
-    """Attention heads in each layer."""
-    n_embd: int = 256
-    """Width of the residual stream, a multiple of `n_head`."""
-    n_positions: int = 256
-    """Longest context, in tokens; each training window has this length."""
-    vocab_size: int = 4096
-    """Tokens of the byte-level BPE, end-of-text included; 257 or more."""
-    dropout: float = 0.1
-    """Dropout on the embeddings and the residual branches, from 0 to below 1."""
-    steps: int = 2000
-    """Optimiser steps."""
-    batch_size: int = 16
-    """Windows in each step."""
-    learning_rate: float = 1.5e-3
-    """Learning rate after the warm-up, the largest one."""
-    warmup_steps: int = 100
-    """Steps of linear warm-up."""
-    weight_decay: float = 0.1
-    """Weight decay of the matrices; biases and LayerNorms have none."""
-    clip_norm: float = 1.0
-    """Largest norm of the gradient; a longer gradient is scaled down to it."""
-    seed: int = 0
-    """Seed of every random choice, from 0 to 2**32 - 1."""
-    bfloat16: bool = False
-    """Multiply matrices in bfloat16, which is faster on CPUs that support it."""
-    evaluate_every: int = 250
-    """Steps between two measurements on the held-out text."""
-    save_every: int = 100
-    """Steps between two saved states."""
-
-    def __post_init__(self) -> None:
-        least = {"vocab_size": 257, "steps": 1, "batch_size": 1, "warmup_steps": 0, "seed": 0}
-        least |= {"evaluate_every": 1, "save_every": 1}
-        values = asdict(self)
-        faults = [
-            f"{name} = {values[name]} (accepted: {low} or more)" for name, low in least.items() if values[name] < low
-        ]
-        faults += [
-            f"{name} = {values[name]} (accepted: above 0)"
-            for name in ("learning_rate", "clip_norm")
-            if not 0 < values[name] < math.inf
-        ]
-        if self.seed > 2**32 - 1:
-            faults.append(f"seed = {self.seed} (accepted: at most {2**32 - 1})")
-        if not 0 <= self.weight_decay < math.inf:
-            faults.append(f"weight_decay = {self.weight_decay} (accepted: 0 or more)")
-        if faults:
-            raise ModelError("unusable training recipe: " + "; ".join(faults))
-        self.gpt_config(end_of_text_id=0)
-
-    def gpt_config(self, *, end_of_text_id: int) -> GPTConfig:
-        """Return the configuration of the network to train."""
-        return GPTConfig(
-            vocab_size=self.vocab_size,
-            n_positions=self.n_positions,
-            n_embd=self.n_embd,
-            n_layer=self.n_layer,
-            n_head=self.n_head,
-            resid_pdrop=self.dropout,
-            embd_pdrop=self.dropout,
-            attn_pdrop=0.0,
-            bos_token_id=end_of_text_id,
-            eos_token_id=end_of_text_id,
-        )
-
-    def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of `step` (counted from 0): linear warm-up, then half a cosine down to zero."""
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        share = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
 
 
 @dataclass(frozen=True)

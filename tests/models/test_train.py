@@ -16,7 +16,8 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from ortgpt_models import GPT, ModelError, load_gpt
 from ortgpt_models.progress import Progress
-from ortgpt_models.train import Recipe, bits_per_byte, read_corpus, train
+from ortgpt_models.recipe import Recipe
+from ortgpt_models.train import bits_per_byte, read_corpus, train
 from support import TEXT
 
 RECIPE = Recipe(

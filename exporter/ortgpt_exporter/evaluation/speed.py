@@ -1,14 +1,13 @@
-"""Time prefill and decoding of several engines in turn. Knows no text."""
+"""The speed of several engines, timed in turn. Knows no text."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ortgpt.engine.engine import Engine
-from ortgpt_exporter.evaluation.sample import Ids
+from ortgpt.tools.bench import time_engine
 from ortgpt_exporter.evaluation.verify import rounded
 
 _PROMPT_TOKENS, _STEPS, _RUNS = 128, 32, 5
@@ -26,28 +25,12 @@ class Speed:
 
 def measure_speed(engines: Sequence[Engine]) -> list[Speed]:
     """Time each engine in turn, five times after a warm-up, and return the medians."""
-    config = engines[0].config
-    prompt = [index % engines[0].allowed_vocab_size for index in range(min(_PROMPT_TOKENS, config.n_positions // 2))]
-    steps = min(_STEPS, config.n_positions - len(prompt))
-    times: list[list[tuple[float, float]]] = [[] for _ in engines]
-    for _ in range(_RUNS + 1):
-        for engine, runs in zip(engines, times, strict=True):
-            runs.append(_timed(engine, prompt, steps))
-    medians = [[statistics.median(seconds) for seconds in zip(*runs[1:], strict=True)] for runs in times]
-    return [
-        Speed(prefill=rounded(len(prompt) / prefill_s), decode=rounded(steps / decode_s))
-        for prefill_s, decode_s in medians
-    ]
-
-
-def _timed(engine: Engine, prompt: Ids, steps: int) -> tuple[float, float]:
-    """Return the seconds of the prefill, and of the steps."""
-    cache = engine.new_cache(1, len(prompt) + steps)
-    started = time.perf_counter()
-    engine.prefill(cache, [prompt])
-    between = time.perf_counter()
-    forward = engine.new_forward(cache)
-    for _ in range(steps):
-        forward.run(cache.lengths + 1)
-        forward.logits()
-    return between - started, time.perf_counter() - between
+    n_positions = engines[0].config.n_positions
+    prompt_tokens = min(_PROMPT_TOKENS, n_positions // 2)
+    steps = min(_STEPS, n_positions - prompt_tokens)
+    rounds = [[time_engine(engine, 1, prompt_tokens, steps) for engine in engines] for _ in range(_RUNS + 1)]
+    speeds = []
+    for times in zip(*rounds[1:], strict=True):
+        prefill_ms, step_ms = (statistics.median(column) for column in zip(*times, strict=True))
+        speeds.append(Speed(prefill=rounded(1e3 * prompt_tokens / prefill_ms), decode=rounded(1e3 / step_ms)))
+    return speeds

@@ -135,7 +135,7 @@ def bench_bundle(path: str | os.PathLike[str], *, device: str = "auto", threads:
             disk_mb=sum(entry.size for entry in bundle.manifest.files.values()) / 1e6,
             step_bytes=_step_bytes(bundle, engine, short + new_tokens // 2),
             memory_gb_per_s=read_gb_per_s(session.threads),
-            step=_profile(bundle, engine, session.graph, lambda probe: _time_one(probe, 1, short, new_tokens)),
+            step=_profile(bundle, engine, session.graph, lambda probe: time_engine(probe, 1, short, new_tokens)),
             prefill=_profile(bundle, engine, prefill.graph, lambda probe: _prefill_often(probe, long)),
         )
 
@@ -146,15 +146,15 @@ def _cells(engine: Engine, short: int, long: int, new_tokens: int) -> dict[str, 
     rounds: list[dict[str, float]] = []
     while len(rounds) <= 2 or (len(rounds) <= _ROUNDS and time.perf_counter() - began < _MAX_S):
         times: dict[str, float] = {}
-        times["prefill_short_ms"], times["decode_short_ms"] = _time_one(engine, 1, short, new_tokens)
-        times["prefill_long_ms"], times["decode_long_ms"] = _time_one(engine, 1, long, new_tokens)
-        _, times["batch_step_ms"] = _time_one(engine, _BATCH, short, new_tokens)
+        times["prefill_short_ms"], times["decode_short_ms"] = time_engine(engine, 1, short, new_tokens)
+        times["prefill_long_ms"], times["decode_long_ms"] = time_engine(engine, 1, long, new_tokens)
+        _, times["batch_step_ms"] = time_engine(engine, _BATCH, short, new_tokens)
         rounds.append(times)
     return {name: statistics.median(times[name] for times in rounds[1:]) for name in rounds[0]}
 
 
-def _time_one(engine: Engine, batch_size: int, prompt_tokens: int, new_tokens: int) -> tuple[float, float]:
-    """Return the milliseconds of a prefill, and of a step after it."""
+def time_engine(engine: Engine, batch_size: int, prompt_tokens: int, new_tokens: int) -> tuple[float, float]:
+    """Return the milliseconds of a prefill of a batch, and of a step after it, the mean of `new_tokens`."""
     cache = engine.new_cache(batch_size, prompt_tokens + new_tokens)
     prompts = [_prompt(engine, prompt_tokens)] * batch_size
     started = time.perf_counter()
