@@ -118,6 +118,7 @@ bench-peers: $(VENV)/.setup-dev  ## Compare with llama.cpp, OpenVINO, CTranslate
 	@$(BIN)/python benchmarks/compare.py build/compare llama.cpp=$(OTHERS)/llama/bin/python \
 		openvino-genai=$(OTHERS)/openvino/bin/python ctranslate2=$(OTHERS)/ctranslate2/bin/python \
 		optimum-onnx=$(OTHERS)/optimum/bin/python
+	@$(BIN)/python benchmarks/publish.py build/compare
 
 bench-quality: $(VENV)/.setup-dev $(OTHERS)/llama/.setup $(OTHERS)/openvino/.setup  ## Compare the loss of quantisation on TEXT=file [CALIBRATION=file] with llama.cpp's and OpenVINO's
 	@[ -n "$$TEXT" ] || { echo "make bench-quality needs TEXT=file, a UTF-8 text that the bundled model has not seen" >&2; exit 2; }

@@ -1,10 +1,10 @@
-"""Compare ortgpt with the programs that people would use instead: one run, one machine, interleaved, medians.
+"""Compare the speed and memory of ortgpt with those of other programs, measured in turn on one machine.
 
-`make bench-peers` sets the others' environments up and runs this. Each program runs in its own environment and process,
-on the same weights (a random GPT-2 small unless --checkpoint names one; speed does not depend on their values), the
-same token ids and as many threads, greedily, and must return as many tokens as were asked for. Run it on a machine that
-does nothing else. Writes compare.json, compare.md and compare.png into the work folder, which must be new; a program
-that cannot be installed, converted or run is listed with the reason.
+`make bench-peers` sets the other environments up and runs this. Each program runs in its own environment and process,
+with the same weights (a random GPT-2 small unless --checkpoint names one; speed does not depend on their values), the
+same token ids and the same number of threads. It decodes greedily, and has to return the number of tokens that the job
+names. Run it on a machine that does nothing else. Writes compare.json, compare.md and compare.png into the work folder,
+which must not exist yet; a program that cannot be installed, converted or run is listed with the reason.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from timing import measure_in_turn
 
-PEERS = Path(__file__).parent / "peers"
+HERE = Path(__file__).parent
+PEERS = HERE / "peers"
 PROMPT = "It is a truth universally acknowledged, that a single man"
 NEW_TOKENS = 32
-# How each cell is measured: tokens of a prompt, rows, and whether the first token counts or a step behind it.
+# How each cell is measured: tokens of the prompt, rows, and whether the first token counts or a step after it.
 CELLS = {
     "prefill 128, ms": (128, 1, "first"),
     "decode at 128, ms": (128, 1, "step"),
@@ -41,15 +45,16 @@ LIMIT_S = 1800  # for a program to convert the weights
 
 @dataclass(frozen=True)
 class Program:
-    """A program, its script among the peers, and the class of each of its formats: what it is compared with.
-
-    A format with a remark is listed with it, and not compared.
-    """
+    """A program that is compared."""
 
     name: str
+    """Its name in the tables."""
     script: str
+    """Its script in the folder peers."""
     classes: dict[str, str]
+    """The class of each of its formats; formats of one class are compared with each other."""
     remarks: dict[str, str] = field(default_factory=dict)
+    """The remark on a format that is listed, but not compared."""
 
 
 PROGRAMS = (
@@ -66,37 +71,37 @@ PROGRAMS = (
 )  # fmt: skip
 
 
-@dataclass
+@dataclass(eq=False)  # a key of dictionaries
 class Entry:
-    """One program with one format: where its model is, and what was measured."""
+    """A program with one of its formats: where its model is, and what was measured."""
 
     program: Program
-    form: str
+    format: str
     python: str
+    """The interpreter of its environment."""
     path: str
     size_bytes: int
     samples: dict[str, list[float]] = field(default_factory=dict)
+    """What was measured, by cell."""
     failure: str | None = None
+    """Why it could not be measured."""
 
     @property
-    def kind(self) -> str:
-        return self.program.classes[self.form]
+    def class_name(self) -> str:
+        return self.program.classes[self.format]
 
     @property
     def name(self) -> str:
-        remark = self.program.remarks.get(self.form)
-        return f"{self.program.name} {self.form}" + (f" ({remark})" if remark else "")
+        remark = self.program.remarks.get(self.format)
+        return f"{self.program.name} {self.format}" + (f" ({remark})" if remark else "")
 
     @property
     def is_compared(self) -> bool:
-        return self.form not in self.program.remarks
+        return self.format not in self.program.remarks
 
     @property
     def is_ours(self) -> bool:
         return self.program.name == "ortgpt"
-
-    def add(self, cell: str, value: float) -> None:
-        self.samples.setdefault(cell, []).append(value)
 
     def values(self) -> dict[str, float]:
         """Return the median of each cell."""
@@ -105,57 +110,60 @@ class Entry:
 
 
 class FailedError(Exception):
-    """A program could not do what was asked; the message says what it said last."""
+    """A program failed; the message is the last that it wrote."""
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"GGML_NO_BACKTRACE": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    """Return the environment of the programs, in which a script can import timing.py."""
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "GGML_NO_BACKTRACE": "1"}
+    return os.environ | offline | {"PYTHONPATH": path}
 
 
 def convert(program: Program, python: str, checkpoint: Path, work: Path) -> list[Entry]:
-    """Let a program write its models. Raises FailedError with its last words."""
+    """Let a program write its models. Raises FailedError."""
     print(f"converting for {program.name} ...", file=sys.stderr, flush=True)
-    done = subprocess.run(
+    result = subprocess.run(
         [python, PEERS / program.script, "convert", checkpoint, work / program.name],
         capture_output=True, text=True, check=False, env=environment(), timeout=LIMIT_S,
     )  # fmt: skip
-    if done.returncode:
-        raise FailedError(last_words(done.stderr))
-    made = json.loads(done.stdout.splitlines()[-1])
-    return [Entry(program, form, python, made[form]["path"], made[form]["bytes"]) for form in program.classes]
+    if result.returncode:
+        raise FailedError(last_lines(result.stderr))
+    models = json.loads(result.stdout.splitlines()[-1])
+    return [Entry(program, name, python, models[name]["path"], models[name]["bytes"]) for name in program.classes]
 
 
-def last_words(text: str) -> str:
-    return " | ".join(text.strip().splitlines()[-2:])[-300:] or "it said nothing"
+def last_lines(text: str) -> str:
+    return " | ".join(text.strip().splitlines()[-2:])[-300:] or "it wrote no message"
 
 
 class Server:
-    """A program that has its model open and answers in turn."""
+    """A process of a program that has its model open and answers one request after another."""
 
     def __init__(self, entry: Entry, threads: int, log: Path) -> None:
         self.log = log
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
-                [entry.python, PEERS / entry.program.script, "serve", entry.path, entry.form, str(threads)],
+                [entry.python, PEERS / entry.program.script, "serve", entry.path, entry.format, str(threads)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment(),
             )  # fmt: skip
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> tuple[float, float]:
-        """Return the seconds to the first token and those for the others. Raises FailedError."""
+        """Return the seconds to the first token, and those for the other tokens. Raises FailedError."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps({"prompts": prompts, "new_tokens": new_tokens}) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise FailedError(last_words(self.log.read_text(errors="replace"))) from None
+            raise FailedError(last_lines(self.log.read_text(errors="replace"))) from None
         line = self.process.stdout.readline()
         if not line:
-            raise FailedError(last_words(self.log.read_text(errors="replace")))
+            raise FailedError(last_lines(self.log.read_text(errors="replace")))
         answer = json.loads(line)
         counts = [len(row) for row in answer["ids"]]
         if counts != [new_tokens] * len(prompts):
-            raise FailedError(f"asked for {new_tokens} tokens of {len(prompts)} rows, it returned {counts}")
+            raise FailedError(f"it returned {counts} tokens (accepted: {new_tokens} in each of {len(prompts)} rows)")
         return answer["first_s"], answer["rest_s"]
 
     def close(self) -> None:
@@ -168,60 +176,69 @@ class Server:
             self.process.wait()
 
 
-def measure_cells(entries: list[Entry], *, vocab_size: int, threads: int, repeats: int, work: Path) -> None:
-    """Measure the cells of one class, a program after the other in each round; the first round warms up."""
-    rng = np.random.default_rng(0)
-    servers = {id(entry): Server(entry, threads, work / f"{entry.program.name}-{entry.form}.log") for entry in entries}
+def measure_cells(entries: list[Entry], *, vocab_size: int, threads: int, rounds: int, work: Path) -> None:
+    """Measure the cells of one class, one program after another in each round."""
+    servers = {entry: Server(entry, threads, work / f"{entry.program.name}-{entry.format}.log") for entry in entries}
+    # New prompts each time, since a program may keep what it computed for one; the same ones for every program.
+    generators = {entry: np.random.default_rng(0) for entry in entries}
+
+    def cell_ms(entry: Entry, cell: str) -> dict[str, float]:
+        tokens, rows, counted = CELLS[cell]
+        prompts = generators[entry].integers(vocab_size, size=(rows, tokens)).tolist()
+        new_tokens = 2 if counted == "first" else NEW_TOKENS
+        first_s, rest_s = servers[entry].generate(prompts, new_tokens)
+        return {cell: 1e3 * (first_s if counted == "first" else rest_s / (new_tokens - 1))}
+
     try:
-        for repeat in range(repeats + 1):
-            for cell, (tokens, rows, what) in CELLS.items():
-                # New ones each time: a program may keep what it computed for a prompt.
-                prompts = rng.integers(vocab_size, size=(rows, tokens)).tolist()
-                for entry in entries:
-                    if entry.failure:
-                        continue
-                    try:
-                        new_tokens = 2 if what == "first" else NEW_TOKENS
-                        first_s, rest_s = servers[id(entry)].generate(prompts, new_tokens)
-                    except FailedError as error:
-                        entry.failure = str(error)
-                        continue
-                    if repeat:
-                        entry.add(cell, 1e3 * (first_s if what == "first" else rest_s / (NEW_TOKENS - 1)))
-            print(f"  round {repeat} of {repeats}", file=sys.stderr, flush=True)
+        measure_entries(entries, [partial(cell_ms, cell=cell) for cell in CELLS], rounds=rounds)
     finally:
         for server in servers.values():
             server.close()
 
 
-def measure_start(entries: list[Entry], *, threads: int, repeats: int) -> None:
-    """Measure a process that opens the model and prints one token: its time, and the most memory it had."""
-    for repeat in range(repeats + 1):
-        for entry in entries:
-            if entry.failure:
-                continue
-            script = str(PEERS / entry.program.script)
-            command = [entry.python, script, "start", entry.path, entry.form, str(threads), PROMPT]
-            started = time.perf_counter()
-            with tempfile.TemporaryFile("w+") as errors:  # not a pipe, which a talkative program would fill
-                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment())
-                assert process.stdout is not None
-                line = process.stdout.readline()
-                seconds = time.perf_counter() - started
-                peak, _ = process.communicate()
-                errors.seek(0)
-                said = errors.read()
-            if not line or not peak:
-                entry.failure = last_words(said)
-            elif repeat:
-                entry.add(START, seconds)
-                entry.add(MEMORY, int(peak) / 1e6)
+def measure_start(entries: list[Entry], *, threads: int, rounds: int) -> None:
+    """Measure a process that opens the model and prints one token: its time, and its peak memory."""
+
+    def start(entry: Entry) -> dict[str, float]:
+        script = str(PEERS / entry.program.script)
+        command = [entry.python, script, "start", entry.path, entry.format, str(threads), PROMPT]
+        started = time.perf_counter()
+        with tempfile.TemporaryFile("w+") as errors:  # not a pipe, which a talkative program would fill
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment())
+            assert process.stdout is not None
+            token = process.stdout.readline()
+            start_s = time.perf_counter() - started
+            peak_bytes, _ = process.communicate()
+            errors.seek(0)
+            if not token or not peak_bytes:
+                raise FailedError(last_lines(errors.read()))
+        return {START: start_s, MEMORY: int(peak_bytes) / 1e6}
+
+    measure_entries(entries, [start], rounds=rounds)
 
 
-def table(kind: str, entries: list[Entry]) -> list[str]:
-    """Return the rows of a class as Markdown, and below them how far each of ours is ahead of the best other."""
+def measure_entries(entries: list[Entry], functions: list[Callable[[Entry], dict[str, float]]], *, rounds: int) -> None:
+    """Call each function for every entry in turn, and add the values that it returns, by cell, to the entry."""
+
+    def measure(entry: Entry, function: Callable[[Entry], dict[str, float]]) -> dict[str, float]:
+        if entry.failure is None:
+            try:
+                return function(entry)
+            except FailedError as error:
+                entry.failure = str(error)
+        return {}
+
+    measurements = {(entry, function): partial(measure, entry, function) for function in functions for entry in entries}
+    samples = measure_in_turn(measurements, rounds=rounds, on_round=partial(print, "  round", file=sys.stderr))
+    for (entry, _), rows in samples.items():
+        for cell, value in (item for row in rows for item in row.items()):
+            entry.samples.setdefault(cell, []).append(value)
+
+
+def table(class_name: str, entries: list[Entry]) -> list[str]:
+    """Return the rows of a class as Markdown; the last ones compare each of ours with the best other program."""
     cells = [*CELLS, START, MEMORY, DISK]
-    lines = [f"| {kind} | {' | '.join(cells)} |", "|---" * (len(cells) + 1) + "|"]
+    lines = [f"| {class_name} | {' | '.join(cells)} |", "|---" * (len(cells) + 1) + "|"]
     for entry in entries:
         if entry.failure:
             lines.append(f"| {entry.name} | failed: {entry.failure} |" + " |" * (len(cells) - 1))
@@ -229,9 +246,9 @@ def table(kind: str, entries: list[Entry]) -> list[str]:
         values = entry.values()
         shown = " | ".join(f"{values[cell]:.2f}" if cell == START else f"{values[cell]:.1f}" for cell in cells)
         lines.append(f"| {entry.name} | {shown} |")
-    whole = [entry for entry in entries if not entry.failure]
-    others = [entry.values() for entry in whole if entry.is_compared and not entry.is_ours]
-    for entry in whole:
+    measured = [entry for entry in entries if not entry.failure]
+    others = [entry.values() for entry in measured if entry.is_compared and not entry.is_ours]
+    for entry in measured:
         if entry.is_ours and others:
             values = entry.values()
             ratios = " | ".join(f"{min(other[cell] for other in others) / values[cell]:.2f}×" for cell in cells)
@@ -240,7 +257,7 @@ def table(kind: str, entries: list[Entry]) -> list[str]:
 
 
 def draw(entries: list[Entry], path: Path) -> None:
-    """Draw the cells of time as bars, a panel each."""
+    """Draw each column of the tables as bars, in a panel of its own."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -261,11 +278,11 @@ def draw(entries: list[Entry], path: Path) -> None:
 
 
 def make_checkpoint(folder: Path) -> Path:
-    """Write a random GPT-2 small with GPT-2's vocabulary."""
+    """Write a random GPT-2 small with the vocabulary of GPT-2."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    sys.path.insert(0, str(HERE.parent / "tests"))
     from support import write_real_tokenizer
 
     torch.manual_seed(0)
@@ -281,10 +298,10 @@ def main() -> None:
     parser.add_argument("environments", nargs="*", metavar="NAME=PYTHON", help="the interpreter of a program")
     parser.add_argument("--checkpoint", type=Path, help="a Hugging Face folder of a GPT-2 [default: a random one]")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     pythons = {"ortgpt": sys.executable, "transformers": sys.executable}
-    pythons |= dict(each.split("=", 1) for each in args.environments)
+    pythons |= dict(argument.split("=", 1) for argument in args.environments)
     work = args.work.absolute()
     if work.exists():
         sys.exit(f"{work} exists; name a new folder, or remove it")
@@ -297,29 +314,27 @@ def main() -> None:
     entries, missing = [], {}
     for program in PROGRAMS:
         if program.name not in pythons:
-            missing[program.name] = "no environment was given"
+            missing[program.name] = "it has no environment"
             continue
         try:
             entries += convert(program, pythons[program.name], checkpoint, work)
         except (FailedError, OSError, subprocess.TimeoutExpired) as error:
             missing[program.name] = str(error)
-    kinds = sorted({entry.kind for entry in entries})
-    for kind in kinds:
-        print(f"measuring {kind} ...", file=sys.stderr, flush=True)
-        of_kind = [entry for entry in entries if entry.kind == kind]
-        measure_cells(of_kind, vocab_size=config["vocab_size"], threads=args.threads, repeats=args.repeats, work=work)
-        measure_start(of_kind, threads=args.threads, repeats=args.repeats)
-    lines = [f"{platform.machine()}, {args.threads} threads, Python {platform.python_version()}, {args.repeats} rounds"]
-    for kind in kinds:
-        lines += ["", *table(kind, [entry for entry in entries if entry.kind == kind])]
-    lines += ["", *(f"{name}: missing: {reason}" for name, reason in missing.items())]
+    lines = [f"{platform.machine()}, {args.threads} threads, Python {platform.python_version()}, {args.rounds} rounds"]
+    for class_name in sorted({entry.class_name for entry in entries}):
+        print(f"measuring {class_name} ...", file=sys.stderr, flush=True)
+        members = [entry for entry in entries if entry.class_name == class_name]
+        measure_cells(members, vocab_size=config["vocab_size"], threads=args.threads, rounds=args.rounds, work=work)
+        measure_start(members, threads=args.threads, rounds=args.rounds)
+        lines += ["", *table(class_name, members)]
+    lines += ["", *(f"- {name}: missing: {reason}" for name, reason in missing.items())]
     text = "\n".join(lines).strip()
     print(text)
     (work / "compare.md").write_text(text + "\n", encoding="utf-8")
     results: dict[str, Any] = {
         "missing": missing,
         "entries": [
-            {"program": entry.program.name, "format": entry.form, "class": entry.kind, "failure": entry.failure,
+            {"program": entry.program.name, "format": entry.format, "class": entry.class_name, "failure": entry.failure,
              "medians": entry.values(), "samples": entry.samples}
             for entry in entries
         ],

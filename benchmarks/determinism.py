@@ -1,7 +1,7 @@
-"""What stays equal when the same text is computed otherwise: tokens, and log-probabilities to the bit.
+"""Compute the same texts in several ways, and count what changes: `python benchmarks/determinism.py BUNDLE...`.
 
-`python benchmarks/determinism.py BUNDLE...` prints a row for each way to compute, and for each bundle how many tokens
-of 1,000 changed; "=" where every log-probability was equal to the bit, too. A text counts up to its first difference.
+Prints a row for each way, and in it for each bundle how many tokens of 1,000 changed, or "=" if every log-probability
+is equal to the bit as well. A text counts up to its first difference.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import numpy as np
 
 import ortgpt
 
-_PROMPTS, _TOKENS = 24, 96
+PROMPTS, NEW_TOKENS = 24, 96
 Texts = Sequence[ortgpt.Completion]
 
 
 def prompts_of(generator: ortgpt.Generator) -> list[list[int]]:
-    """Return the beginnings of texts that the model draws, of different lengths."""
-    lengths = np.random.default_rng(0).integers(4, 60, size=_PROMPTS).tolist()
+    """Return prompts of different lengths, drawn from the model."""
+    lengths = np.random.default_rng(0).integers(4, 60, size=PROMPTS).tolist()
     return [
         generator.generate("", max_new_tokens=length, temperature=1.0, seed=seed, eos_token_id=[]).token_ids
         for seed, length in enumerate(lengths)
     ]
 
 
-def ways(path: str, generator: ortgpt.Generator, prompts: list[list[int]]) -> dict[str, Callable[..., Texts]]:
-    """Return ways to continue all prompts, by what is otherwise in them."""
+def other_ways(path: str, generator: ortgpt.Generator, prompts: list[list[int]]) -> dict[str, Callable[..., Texts]]:
+    """Return the ways to continue all prompts, by name."""
 
     def solo(**options: Any) -> Texts:
         return [generator.generate(prompt, **options) for prompt in prompts]
@@ -38,8 +38,8 @@ def ways(path: str, generator: ortgpt.Generator, prompts: list[list[int]]) -> di
             return [single.generate(prompt, **options) for prompt in prompts]
 
     def batched(**options: Any) -> Texts:
-        parts = [prompts[begin : begin + 8] for begin in range(0, len(prompts), 8)]
-        return [row for part in parts for row in generator.generate_batch(part, **options)]
+        batches = [prompts[begin : begin + 8] for begin in range(0, len(prompts), 8)]
+        return [row for batch in batches for row in generator.generate_batch(batch, **options)]
 
     def reused(**options: Any) -> Texts:
         generator.prefix_cache(size_bytes=2**28)
@@ -51,13 +51,13 @@ def ways(path: str, generator: ortgpt.Generator, prompts: list[list[int]]) -> di
             generator.prefix_cache(size_bytes=0)
 
     def turns(**options: Any) -> Texts:
-        found = []
+        answers = []
         for prompt in prompts:
-            talk = generator.conversation(prompt[: len(prompt) // 2])
-            talk.generate(max_new_tokens=1)
-            talk.rewind()
-            found.append(talk.generate(prompt[len(prompt) // 2 :], **options))
-        return found
+            conversation = generator.conversation(prompt[: len(prompt) // 2])
+            conversation.generate(max_new_tokens=1)
+            conversation.rewind()
+            answers.append(conversation.generate(prompt[len(prompt) // 2 :], **options))
+        return answers
 
     return {
         "the same call again": solo,
@@ -65,7 +65,7 @@ def ways(path: str, generator: ortgpt.Generator, prompts: list[list[int]]) -> di
         "in a batch of 8": batched,
         "in a batch of 8, deterministic": lambda **options: batched(deterministic=True, **options),
         "with prompt look-up": lambda **options: solo(prompt_lookup_num_tokens=8, **options),
-        "behind a prefix that was cached": reused,
+        "after a cached prefix": reused,
         "in turns of a conversation": turns,
     }
 
@@ -75,12 +75,13 @@ def compare(plain: Texts, other: Texts) -> tuple[float, bool]:
     changed = compared = 0
     equal = True
     for one, two in zip(plain, other, strict=True):
-        same = next((i for i, (a, b) in enumerate(zip(one.token_ids, two.token_ids, strict=True)) if a != b), None)
-        compared += len(one.token_ids) if same is None else same + 1
-        changed += same is not None
+        pairs = zip(one.token_ids, two.token_ids, strict=True)
+        first_change = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+        compared += len(one.token_ids) if first_change is None else first_change + 1
+        changed += first_change is not None
         assert one.logprobs is not None
         assert two.logprobs is not None
-        equal &= [each.logprob for each in one.logprobs] == [each.logprob for each in two.logprobs]
+        equal &= [token.logprob for token in one.logprobs] == [token.logprob for token in two.logprobs]
     return 1000 * changed / compared, equal
 
 
@@ -89,10 +90,10 @@ def main(paths: Sequence[str]) -> None:
     for path in paths:
         with ortgpt.load(path, threads=2) as generator:
             prompts, column = prompts_of(generator), {}
-            for kind, options in (("greedy", {}), ("drawn", {"temperature": 0.8, "top_p": 0.95, "seed": 1})):
-                settings: dict[str, Any] = {"max_new_tokens": _TOKENS, "eos_token_id": [], "logprobs": 0, **options}
+            for kind, options in (("greedy", {}), ("sampled", {"temperature": 0.8, "top_p": 0.95, "seed": 1})):
+                settings: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "eos_token_id": [], "logprobs": 0, **options}
                 plain = [generator.generate(prompt, **settings) for prompt in prompts]
-                for name, way in ways(path, generator, prompts).items():
+                for name, way in other_ways(path, generator, prompts).items():
                     changed, equal = compare(plain, way(**settings))
                     column[f"{name}, {kind}"] = "=" if equal else f"{changed:.1f}"
             columns.append(column)

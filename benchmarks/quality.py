@@ -1,8 +1,8 @@
-"""Compare what quantisation costs here, in llama.cpp and in OpenVINO: perplexity ratio to float32, beside the size.
+"""Compare the accuracy of quantised weights of ortgpt, llama.cpp and OpenVINO, beside their size.
 
-`make bench-quality TEXT=file [CALIBRATION=file]` sets the peers' environments up and runs this: quality.py TEXT
-CALIBRATION WORK_FOLDER LLAMA_PYTHON OPENVINO_PYTHON. All score the same ids of the bundled model, in rows as long as
-its context, each row behind end-of-text; each ratio is to the same float32 network, run here.
+`make bench-quality TEXT=file [CALIBRATION=file]` sets the other environments up and runs this: quality.py TEXT
+CALIBRATION WORK_FOLDER LLAMA_PYTHON OPENVINO_PYTHON. All score the same ids with the bundled model, in rows as long as
+its context that begin with end-of-text. Prints the ratio of each perplexity to that of the float32 network in ortgpt.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import ortgpt
+from ortgpt.sampling.logprobs import log_softmax
 from ortgpt_exporter import Quantization, export_bundle, quantize_bundle
 from ortgpt_exporter.checkpoint.load import find_folder
 from ortgpt_exporter.evaluation.sample import split_rows
@@ -27,19 +28,18 @@ Rows = list[list[int]]
 
 
 def score(bundle: Path, rows: Rows) -> float:
-    """Return the nll in nats, summed, of every id but the first of each row."""
+    """Return the summed negative log-likelihood, in nats, of every id but the first of each row."""
     nll = 0.0
     with ortgpt.load(bundle) as generator:
         for row in rows:
             cache = generator.engine.new_cache(1, len(row))
-            logits = generator.engine.prefill(cache, [row[:-1]], np.arange(len(row) - 1)[None])[0].astype(np.float64)
-            largest = logits.max(1)
-            normaliser = largest + np.log(np.exp(logits - largest[:, None]).sum(1))
-            nll += float((normaliser - logits[np.arange(len(row) - 1), row[1:]]).sum())
+            positions = np.arange(len(row) - 1)
+            logits = generator.engine.prefill(cache, [row[:-1]], positions[None])[0]
+            nll -= float(log_softmax(logits.astype(np.float64))[positions, row[1:]].sum())
     return nll
 
 
-def ours(work: Path, text: str, calibration: Path | None) -> tuple[Rows, dict[str, dict[str, float]]]:
+def score_ours(work: Path, text: str, calibration: Path | None) -> tuple[Rows, dict[str, dict[str, float]]]:
     recipes = {
         "int8": Quantization(dtype="int8"),
         "int8, blocks of 64": Quantization(dtype="int8", block_size=64),
@@ -60,37 +60,39 @@ def ours(work: Path, text: str, calibration: Path | None) -> tuple[Rows, dict[st
         ids = generator.tokenizer.encode(text)
         rows = split_rows(ids, generator.start_id, generator.engine.config.n_positions)
     bundles = {"float32": source}
-    for name, asked in recipes.items():
+    for name, quantization in recipes.items():
         out = work / name.replace(", ", "-").replace(" ", "-")
-        bundles[name] = quantize_bundle(source, out, asked, force=out.exists()).path
+        bundles[name] = quantize_bundle(source, out, quantization, force=out.exists()).path
     return rows, {
         name: {"nll": score(bundle, rows), "bytes": sum(path.stat().st_size for path in bundle.iterdir())}
         for name, bundle in bundles.items()
     }
 
 
-def theirs(python: str, script: str, work: Path, rows: Rows) -> dict[str, dict[str, float]]:
-    """Run a peer's script in its own environment. Exits where it fails, with what it said last."""
+def score_peer(python: str, script: str, work: Path, rows: Rows) -> dict[str, dict[str, float]]:
+    """Run a peer's script in its own environment. If it fails, exit with the last lines that it wrote."""
     work.mkdir(exist_ok=True)
     command = [python, str(PEERS / script), str(find_folder("austen")), str(work), str(os.cpu_count())]
     environment = os.environ | {"GGML_NO_BACKTRACE": "1"}
-    done = subprocess.run(command, input=json.dumps(rows), capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        sys.exit(f"{script} failed: {' | '.join(done.stderr.splitlines()[-3:])}")
-    found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result = subprocess.run(
+        command, input=json.dumps(rows), capture_output=True, text=True, check=False, env=environment
+    )
+    if result.returncode:
+        sys.exit(f"{script} failed: {' | '.join(result.stderr.splitlines()[-3:])}")
+    scores: dict[str, dict[str, float]] = json.loads(result.stdout.splitlines()[-1])
+    return scores
 
 
 def main() -> None:
     text, calibration, work = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     llama, openvino = sys.argv[4:]
     work.mkdir(parents=True, exist_ok=True)
-    rows, found = ours(work, text.read_text(encoding="utf-8"), Path(calibration) if calibration else None)
-    results = {"ortgpt": found}
-    results["llama.cpp"] = theirs(llama, "llama_cpp_nll.py", work / "llama", rows)
-    results["openvino"] = theirs(openvino, "openvino_nll.py", work / "openvino", rows)
+    rows, scores = score_ours(work, text.read_text(encoding="utf-8"), Path(calibration) if calibration else None)
+    results = {"ortgpt": scores}
+    results["llama.cpp"] = score_peer(llama, "llama_cpp_nll.py", work / "llama", rows)
+    results["openvino"] = score_peer(openvino, "openvino_nll.py", work / "openvino", rows)
     tokens = sum(len(row) - 1 for row in rows)
-    baseline = found["float32"]["nll"]
+    baseline = scores["float32"]["nll"]
     print(f"{text.name}, {tokens:,} tokens; perplexity of float32 {math.exp(baseline / tokens):.3f}")
     print(f"{'':<12}{'weights':<24}{'MB':>8}{'perplexity ratio':>18}")
     for program, weights in results.items():

@@ -1,4 +1,4 @@
-"""CTranslate2 for `benchmarks/compare.py`. It has no tokenizer: its first token is that of ids given."""
+"""CTranslate2 for `benchmarks/compare.py`. It has no tokenizer, so its first token follows fixed ids."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def convert(checkpoint: Path, work: Path) -> dict[str, Path]:
 
 
 class Model:
-    def __init__(self, path: Path, form: str, threads: int) -> None:
+    def __init__(self, path: Path, format_name: str, threads: int) -> None:
         self.generator = ctranslate2.Generator(
-            str(path), device="cpu", inter_threads=1, intra_threads=threads, compute_type=form
+            str(path), device="cpu", inter_threads=1, intra_threads=threads, compute_type=format_name
         )
         self.tokens: list[str] = json.loads((path / "vocabulary.json").read_text(encoding="utf-8"))
 
     def generate(self, prompts: Ids, new_tokens: int) -> tuple[Ids, float, float]:
         starts = [[self.tokens[token_id] for token_id in ids] for ids in prompts]
         clock = Clock()
-        done = self.generator.generate_batch(
+        results = self.generator.generate_batch(
             starts, max_length=new_tokens, min_length=new_tokens, sampling_topk=1, beam_size=1, end_token=[],
             include_prompt_in_result=False, callback=lambda step: clock.tick(),
         )  # fmt: skip
         first_s, rest_s = clock.split()
-        return [result.sequences_ids[0] for result in done], first_s, rest_s
+        return [result.sequences_ids[0] for result in results], first_s, rest_s
 
     def first_token(self, text: str) -> str:
         ids, _, _ = self.generate([list(range(1, 1 + len(text.split())))], 1)

@@ -1,4 +1,4 @@
-"""llama.cpp's files: a GPT-2 checkpoint written as GGUF, and quantised as llama.cpp does."""
+"""Write a GPT-2 checkpoint as GGUF, and quantise it with llama.cpp."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = {
 
 
 def gguf_name(name: str) -> str:
-    """Return llama.cpp's name of a tensor: h.3.attn.c_attn.bias is blk.3.attn_qkv.bias."""
+    """Return the name of a tensor in llama.cpp, for h.3.attn.c_attn.bias: blk.3.attn_qkv.bias."""
     name = name.removeprefix("transformer.")
     module, _, kind = name.rpartition(".")
     if not module.startswith("h."):
@@ -36,7 +36,7 @@ def gguf_name(name: str) -> str:
 
 
 def stored(name: str, tensor: Any) -> Any:
-    """Return a tensor as llama.cpp wants it: matrices of layers are (in, out) in a checkpoint, (out, in) there."""
+    """Return a tensor as GGUF stores it: a layer's matrix, (in, out) in the checkpoint, becomes (out, in)."""
     return tensor.T if ".c_" in name and tensor.ndim == 2 else tensor
 
 
@@ -70,7 +70,7 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
 
 
 def convert(checkpoint: Path, work: Path) -> dict[str, Path]:
-    """Write a checkpoint in each format and return the files."""
+    """Write a checkpoint in each format, and return the files."""
     source = work / "f32.gguf"
     write_gguf(checkpoint, source)
     paths = {name: work / f"{name}.gguf" for name in FORMATS}

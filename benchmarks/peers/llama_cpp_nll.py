@@ -1,4 +1,4 @@
-"""Write a GPT-2 checkpoint as GGUF, quantise it as llama.cpp does, and score rows of token ids through each file.
+"""Write a GPT-2 checkpoint as GGUF, quantise it with llama.cpp, and score rows of token ids with each file.
 
 llama_cpp_nll.py CHECKPOINT WORK_FOLDER THREADS, rows as JSON on standard input, results as JSON on standard output.
 """
@@ -18,7 +18,7 @@ from llama_cpp_model import convert
 
 
 def score(path: Path, rows: list[list[int]], threads: int) -> float:
-    """Return the nll in nats, summed, of every id but the first of each row."""
+    """Return the summed negative log-likelihood, in nats, of every id but the first of each row."""
     llm = llama_cpp.Llama(
         str(path), n_ctx=max(map(len, rows)), n_batch=max(map(len, rows)), n_threads=threads, n_threads_batch=threads,
         logits_all=True, verbose=False,
@@ -36,16 +36,16 @@ def score(path: Path, rows: list[list[int]], threads: int) -> float:
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Keep what llama.cpp writes to standard output and error out of the answer."""
-    kept = os.dup(1), os.dup(2)
+    """Discard what llama.cpp writes to standard output and standard error."""
+    originals = os.dup(1), os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
         try:
             yield
         finally:
-            os.dup2(kept[0], 1)
-            os.dup2(kept[1], 2)
+            os.dup2(originals[0], 1)
+            os.dup2(originals[1], 2)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""llama.cpp for `benchmarks/compare.py`, by its C interface: a decode and an argmax a step."""
+"""llama.cpp for `benchmarks/compare.py`, through its C interface: one decode and one argmax a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker import Clock, Ids, main
 
 
 class Model:
-    def __init__(self, path: Path, form: str, threads: int) -> None:
+    def __init__(self, path: Path, format_name: str, threads: int) -> None:
         llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
         assert self.model, f"llama.cpp cannot open {path}"
@@ -21,7 +21,7 @@ class Model:
         self.sampler = llama_cpp.llama_sampler_init_greedy()
 
     def _context(self, rows: int) -> object:
-        """Open a context for so many rows of the model's length, once."""
+        """Return the context for this number of rows, each as long as the model allows."""
         if rows not in self.contexts:
             params = llama_cpp.llama_context_default_params()
             params.n_ctx, params.n_seq_max = 1024 * rows, rows
@@ -37,12 +37,12 @@ class Model:
         batch = llama_cpp.llama_batch_init(1024 * len(prompts), 0, 1)
         ids: Ids = [[] for _ in rows]
         clock = Clock()
-        fed = [list(prompt) for prompt in prompts]
+        inputs = [list(prompt) for prompt in prompts]
         start = 0
         for _ in range(new_tokens):
-            # The tokens with logits come last, so that their outputs are numbered as the rows are.
-            before = [(row, place, token) for row in rows for place, token in enumerate(fed[row][:-1])]
-            last = [(row, len(fed[row]) - 1, fed[row][-1]) for row in rows]
+            # The tokens with logits come last, so their outputs have the numbers of the rows.
+            before = [(row, place, token) for row in rows for place, token in enumerate(inputs[row][:-1])]
+            last = [(row, len(inputs[row]) - 1, inputs[row][-1]) for row in rows]
             places = before + last
             for first in range(0, len(places), 1024):
                 part = places[first : first + 1024]
@@ -56,8 +56,8 @@ class Model:
             for row in rows:
                 ids[row].append(llama_cpp.llama_sampler_sample(self.sampler, context, offset + row))
             clock.tick()
-            start += len(fed[0])
-            fed = [[row[-1]] for row in ids]
+            start += len(inputs[0])
+            inputs = [[row[-1]] for row in ids]
         seconds = clock.split()
         llama_cpp.llama_batch_free(batch)
         return ids, *seconds

@@ -1,8 +1,8 @@
 """Convert a GPT-2 checkpoint with optimum-intel, compress its weights with NNCF, and score rows of token ids.
 
 openvino_nll.py CHECKPOINT WORK_FOLDER THREADS, rows as JSON on standard input, results as JSON on standard output.
-Activations are computed in float32, so that what is measured is the weights' loss alone; and for the usual 8 and 4 bits
-also as OpenVINO does unless asked otherwise, which is how it is fast.
+Activations are computed in float32, so that only the loss of the weights is measured. For 8 and 4 bits, the row "as by
+default" has OpenVINO's own choice of precision, with which its speed is measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def size_of(folder: Path) -> int:
 
 @torch.no_grad()
 def score(model: Any, rows: list[list[int]]) -> float:
-    """Return the nll in nats, summed, of every id but the first of each row."""
+    """Return the summed negative log-likelihood, in nats, of every id but the first of each row."""
     nll = 0.0
     for row in rows:
         ids = torch.tensor([row[:-1]])

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI for `benchmarks/compare.py`. Its float32 file computes in bfloat16 unless asked otherwise."""
+"""OpenVINO GenAI for `benchmarks/compare.py`. By default it computes a float32 file in bfloat16."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def convert(checkpoint: Path, work: Path) -> dict[str, Path]:
 
 
 class Model:
-    def __init__(self, path: Path, form: str, threads: int) -> None:
+    def __init__(self, path: Path, format_name: str, threads: int) -> None:
         settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-        if form == "float32":
+        if format_name == "float32":
             settings["INFERENCE_PRECISION_HINT"] = "f32"
         self.pipeline = openvino_genai.LLMPipeline(str(path), "CPU", **settings)
 
@@ -44,8 +44,8 @@ class Model:
 
     def generate(self, prompts: Ids, new_tokens: int) -> tuple[Ids, float, float]:
         if len(prompts) > 1:
-            # It streams one row only, so that what the first token takes is a run of its own; on other ids, since it
-            # keeps what it computed for a prompt.
+            # It streams one row only, so the first token is timed in a run of its own; with other ids, since it keeps
+            # what it computed for a prompt.
             first_s = self._run([row[::-1] for row in prompts], 1)[1]
             ids, whole_s = self._run(prompts, new_tokens)
             return ids, first_s, whole_s - first_s

@@ -1,4 +1,4 @@
-"""Optimum's ONNX models for `benchmarks/compare.py`: float32, and its dynamic int8."""
+"""Optimum's ONNX models for `benchmarks/compare.py`: float32 and dynamic int8."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def convert(checkpoint: Path, work: Path) -> dict[str, Path]:
 
 
 class Model(Transformers):
-    def open(self, path: Path, form: str, threads: int) -> Any:
+    def open(self, path: Path, format_name: str, threads: int) -> Any:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         return ORTModelForCausalLM.from_pretrained(path, session_options=options)

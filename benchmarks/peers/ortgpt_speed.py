@@ -8,7 +8,7 @@ from worker import Clock, Ids, main
 
 import ortgpt
 
-FORMS = ("int8", "int8 --fast-prefill", "int4", "int4 --fast-prefill")
+QUANTIZED = ("int8", "int8 --fast-prefill", "int4", "int4 --fast-prefill")
 
 
 def convert(checkpoint: Path, work: Path) -> dict[str, Path]:
@@ -16,22 +16,22 @@ def convert(checkpoint: Path, work: Path) -> dict[str, Path]:
 
     float32 = export_bundle(checkpoint, work / "float32").path
     paths = {"float32": float32}
-    for name in FORMS:
+    for name in QUANTIZED:
         dtype, _, fast = name.partition(" ")
-        asked = Quantization(dtype=dtype, fast_prefill=bool(fast))
-        paths[name] = quantize_bundle(float32, work / name.replace(" --", "-"), asked).path
+        quantization = Quantization(dtype=dtype, fast_prefill=bool(fast))
+        paths[name] = quantize_bundle(float32, work / name.replace(" --", "-"), quantization).path
     return paths
 
 
 class Model:
-    def __init__(self, path: Path, form: str, threads: int) -> None:
+    def __init__(self, path: Path, format_name: str, threads: int) -> None:
         self.generator = ortgpt.load(path, device="cpu", threads=threads)
 
     def generate(self, prompts: Ids, new_tokens: int) -> tuple[Ids, float, float]:
         clock = Clock()
-        done = self.generator.generate_batch(prompts, max_new_tokens=new_tokens, eos_token_id=[])
-        first_s = done[0].timings.prefill_s
-        return [each.token_ids for each in done], first_s, clock.elapsed() - first_s
+        completions = self.generator.generate_batch(prompts, max_new_tokens=new_tokens, eos_token_id=[])
+        first_s = completions[0].timings.prefill_s
+        return [completion.token_ids for completion in completions], first_s, clock.elapsed() - first_s
 
     def first_token(self, text: str) -> str:
         return self.generator.generate(text, max_new_tokens=1).text

@@ -1,4 +1,4 @@
-"""`transformers` generate, and the same loop over an Optimum ONNX model, for `benchmarks/compare.py`."""
+"""`transformers` for `benchmarks/compare.py`; optimum_speed.py uses the same loop with another model."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Streamer(BaseStreamer):  # type: ignore[misc]  # taken as Any
 
 
 class Model:
-    def __init__(self, path: Path, form: str, threads: int) -> None:
+    def __init__(self, path: Path, format_name: str, threads: int) -> None:
         torch.set_num_threads(threads)
         self.path = path
-        self.model: Any = self.open(path, form, threads)
+        self.model: Any = self.open(path, format_name, threads)
 
-    def open(self, path: Path, form: str, threads: int) -> Any:
+    def open(self, path: Path, format_name: str, threads: int) -> Any:
         return AutoModelForCausalLM.from_pretrained(path).eval()
 
     @torch.no_grad()

@@ -1,10 +1,10 @@
-"""How `benchmarks/compare.py` speaks with a program in its own environment. Imports nothing beyond Python's own.
+"""The side of `benchmarks/compare.py` that runs in the environment of a program. Needs no package but the program.
 
-    SCRIPT convert CHECKPOINT WORK      writes the model in each format; answers {format: {"path": …, "bytes": …}}
+    SCRIPT convert CHECKPOINT WORK      writes the model in each format; prints {format: {"path": …, "bytes": …}}
     SCRIPT serve PATH FORMAT THREADS    answers each {"prompts": …, "new_tokens": …} on standard input, a JSON a line
-    SCRIPT start PATH FORMAT THREADS TEXT   opens the model, prints the first token behind TEXT, then its peak memory
+    SCRIPT start PATH FORMAT THREADS TEXT   opens the model, prints the first token after TEXT, then its peak memory
 
-Whatever a library prints goes to standard error.
+Everything that a library prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from timing import peak_bytes  # compare.py puts its folder on the path
+
 Ids = list[list[int]]
 Convert = Callable[[Path, Path], dict[str, Path]]
 
@@ -25,14 +27,14 @@ class Model(Protocol):
     """An open model. Rows of a batch have equal length; decoding is greedy and does not stop at end-of-text."""
 
     def generate(self, prompts: Ids, new_tokens: int) -> tuple[Ids, float, float]:
-        """Return the new ids of each row, the seconds to the first token, and those for all the others."""
+        """Return the new ids of each row, the seconds to the first token, and those for all other tokens."""
 
     def first_token(self, text: str) -> str:
-        """Return the token behind a text, as text, or as its id where the program has no tokenizer."""
+        """Return the token after a text, as text, or as its id if the program has no tokenizer."""
 
 
 class Clock:
-    """Notes when the first of several tokens came, for programs that call back."""
+    """The time of the first of several tokens, for programs that call back on each."""
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
@@ -47,34 +49,29 @@ class Clock:
         return time.perf_counter() - self.started
 
     def split(self) -> tuple[float, float]:
-        """Return seconds to the first token, and from there to now."""
+        """Return the seconds from the start to the first token, and from there to now."""
         return self.first - self.started, time.perf_counter() - self.first
 
 
 def size_of(path: Path) -> int:
     """Return the bytes of a file, or of all files in a folder."""
-    return sum(each.stat().st_size for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())
-
-
-def peak_bytes() -> int:
-    """Return the most memory that this process had; ru_maxrss would count what its parent had when it was made."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status["VmHWM"].split()[0]) * 1024
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def main(convert: Convert, open_model: Callable[[Path, str, int], Model]) -> None:
-    """Answer as the command line asks."""
+    """Do what the command line says."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries in C print there, too
     if sys.argv[1] == "convert":
         checkpoint, work = map(Path, sys.argv[2:])
         work.mkdir(parents=True, exist_ok=True)
-        found = convert(checkpoint, work)
-        print(json.dumps({name: {"path": str(path), "bytes": size_of(path)} for name, path in found.items()}),
-              file=answers)  # fmt: skip
+        paths = convert(checkpoint, work)
+        models = {name: {"path": str(path), "bytes": size_of(path)} for name, path in paths.items()}
+        print(json.dumps(models), file=answers)
         return
-    command, path, form, threads, *rest = sys.argv[1:]
-    model = open_model(Path(path), form, int(threads))
+    command, path, format_name, threads, *rest = sys.argv[1:]
+    model = open_model(Path(path), format_name, int(threads))
     if command == "start":
         print(json.dumps(model.first_token(rest[0])), file=answers, flush=True)
         print(peak_bytes(), file=answers, flush=True)

@@ -1,4 +1,4 @@
-"""The settings of a training, each declared once for its check here and its flag on the command line. Needs no torch."""
+"""The settings of a training, each declared once for its check and for its flag on the command line. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The core of the generation API on a GPU, against the CPU on the same bundle; skipped where there is none.
 
-`make test-cuda` runs it, and measures besides.
+`make check-cuda` runs it, and measures besides.
 """
 
 from __future__ import annotations
