@@ -31,10 +31,10 @@ OUT ?= build/$(notdir $(CHECKPOINT:/=))-$(DTYPE)
 PROMPT ?= It is a truth universally acknowledged,
 TEXT ?=
 CALIBRATION ?=
-INTEGERS = $(if $(filter int4,$(DTYPE)),int4,int8)
+INTEGERS = $(if $(filter file,$(origin DTYPE)),int8,$$DTYPE)
 QUANTIZED = $(if $(filter file,$(origin OUT)),build/$(notdir $(CHECKPOINT:/=))-$(INTEGERS),$$OUT)
 # Recipes read these from the environment, exactly as typed, so quotes, spaces and dollar signs in them are harmless.
-GIVEN := $(filter command environment,$(origin CHECKPOINT))
+GIVEN := $(filter command environment,$(origin CHECKPOINT)) $(filter file,$(origin OUT))
 FORMAT := DTYPE FLAVOUR TARGET TOKENIZER ADAPTER REVISION ACTIVATION EXTERNAL_DATA FAST_PREFILL
 $(foreach name,CHECKPOINT OUT PROMPT TEXT CALIBRATION $(FORMAT),$(if $(filter file,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
 export CHECKPOINT OUT PROMPT TEXT CALIBRATION GIVEN $(FORMAT)
@@ -62,7 +62,7 @@ export: $(VENV)/.setup  ## Export CHECKPOINT=folder|id|ckpt.pt to OUT=folder (DT
 	@folder=$$CHECKPOINT; [ "$$folder" != austen ] || [ -d austen ] || folder=models/ortgpt_models/checkpoints/austen; \
 	made="$$(dirname "$$OUT")/.$$(basename "$$OUT").made"; \
 	from="$$(realpath -e "$$folder" 2>/dev/null || printf '%s' "$$CHECKPOINT")"; \
-	for name in $(FORMAT); do from="$$from $${!name}"; done; \
+	for name in $(FORMAT); do [ -z "$${!name}" ] || from="$$from $$name=$${!name}"; done; \
 	hash="$$({ find -L "$$folder" "$${TOKENIZER:-exporter}" "$${ADAPTER:-exporter}" exporter models runtime \
 		-type f ! -name '*.pyc' -print0 2>/dev/null || true; } | sort -z | xargs -0 sha256sum | sha256sum)"; \
 	if [ -f "$$OUT/ortgpt.json" ] && [ -f "$$made" ] && [ "$$(head -n 1 "$$made")" != "$$from" ]; then \
@@ -76,16 +76,18 @@ export: $(VENV)/.setup  ## Export CHECKPOINT=folder|id|ckpt.pt to OUT=folder (DT
 		$$([ ! -f "$$made" ] || echo --force); \
 		printf '%s\n' "$$from" "$$hash" > "$$made"; fi
 
-generate: $(VENV)/.setup  ## Continue PROMPT="..." with the bundle OUT=folder (exported first if CHECKPOINT= is set)
-	@if [ -n "$$GIVEN" ] || [ ! -f "$$OUT/ortgpt.json" ]; then $(MAKE) export; fi
+generate: $(VENV)/.setup  ## Continue PROMPT="..." with the bundle OUT=folder (without OUT=, export CHECKPOINT first)
+	@[ -z "$${GIVEN// /}" ] || $(MAKE) export
 	@$(BIN)/ortgpt generate "$$OUT" --echo --temperature 0.8 --top-p 0.95 -- "$$PROMPT"
 
 quantize: $(VENV)/.setup  ## Export CHECKPOINT=... in int8 or, with DTYPE=int4, in int4, and show what that costs
-	@$(MAKE) export DTYPE=$(INTEGERS) OUT="$(QUANTIZED)"
+	@case "$(INTEGERS)" in int8|int4) ;; *) \
+		echo "make quantize DTYPE=$(INTEGERS) (accepted: int8, which is the default, and int4)" >&2; exit 2 ;; esac
+	@$(MAKE) export DTYPE="$(INTEGERS)" OUT="$(QUANTIZED)"
 	@$(BIN)/ortgpt info "$(QUANTIZED)"
 
-bench: $(VENV)/.setup  ## Measure the bundle OUT=folder on this machine (exported first if CHECKPOINT= is set)
-	@if [ -n "$$GIVEN" ] || [ ! -f "$$OUT/ortgpt.json" ]; then $(MAKE) export; fi
+bench: $(VENV)/.setup  ## Measure the bundle OUT=folder on this machine (without OUT=, export CHECKPOINT first)
+	@[ -z "$${GIVEN// /}" ] || $(MAKE) export
 	@$(BIN)/ortgpt bench "$$OUT"
 
 docs: $(DOCS)/.setup  ## Build the documentation into build/site

@@ -200,7 +200,7 @@ class Target:
 
 class CacheKind:
     FIXED = "fixed"  # buffers that the graph updates in place
-    GROWING = "growing"  # each call returns the past with the new tokens behind it
+    GROWING = "growing"  # each call returns the past with the new tokens appended
 
 
 CACHE_KINDS = {Flavour.NATIVE: CacheKind.FIXED, Flavour.PORTABLE: CacheKind.GROWING}

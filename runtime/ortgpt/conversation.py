@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import NoReturn, Unpack
 
+from ortgpt.continuation import text_until
 from ortgpt.errors import ContextLengthError, ConversationError, OptionError
 from ortgpt.model import LoadedModel, Prompt
 from ortgpt.options.generation_options import GenerationOptions
@@ -12,7 +13,6 @@ from ortgpt.options.keywords import GenerationKeywords
 from ortgpt.options.validation import integer
 from ortgpt.request import Request, check_stream, prepare
 from ortgpt.results import Completion, Piece
-from ortgpt.sequence import text_until
 from ortgpt.text.detokenizer import TextStream
 from ortgpt.text.tokenizer import Tokenizer
 
@@ -148,7 +148,7 @@ class Conversation:
         self._open = turn
 
     def _end(self, turn: _Turn, *, keep: bool) -> None:
-        """Note what the cache holds now, and append to the text what the turn added, if it is to `keep` that."""
+        """Note what the cache holds now; with `keep`, append the turn's tokens to the text."""
         self._open = None
         row, tokenizer = turn.request.sequences[0].row, self._model.tokenizer
         self._cached_ids = row.ids[: int(self._cache.lengths[0])]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Self
 
 _MAX_LETTERS = 80
 _MAX_PARTS = 20
@@ -27,6 +27,10 @@ def listed(parts: Sequence[str]) -> str:
 
 class OrtGptError(Exception):
     """Base of all errors of this package."""
+
+    def at(self, place: str) -> Self:
+        """Return the error with a message that begins with a place, a line of a file for example."""
+        return type(self)(f"{place}: {self}")
 
 
 class BundleError(OrtGptError, ValueError):
@@ -64,39 +68,32 @@ class OptionError(OrtGptError, ValueError):
     """
 
     def __init__(self, template: str, options: Mapping[str, object] = MappingProxyType({}), /, **parts: object) -> None:
-        super().__init__(template)
+        self._template = template
         self._options = dict(options)
         self._parts = parts
-        self._place = ""
+        super().__init__(self.worded(Mention))
 
     @classmethod
     def bad_value(cls, name: str, value: object, accepted: str) -> OptionError:
         """Make the error for a value that is not accepted."""
         return cls(f"{{{name}}} (accepted: {{accepted}})", {name: value}, accepted=accepted)
 
-    def at(self, place: str) -> OptionError:
-        """Let the message begin with where the option was read, a line of a file for example."""
-        self._place = place
-        return self
-
     def worded(self, mention: Callable[[str, object], Mention]) -> str:
         """Return the message with each option as `mention(name, value)` has it."""
-        text = str(self.args[0])
-        if self._options or self._parts:
-            mentions = {name: mention(name, value) for name, value in self._options.items()}
-            text = text.format(**mentions, **self._parts)
-        return f"{self._place}: {text}" if self._place else text
+        if not self._options and not self._parts:
+            return self._template
+        mentions = {name: mention(name, value) for name, value in self._options.items()}
+        return self._template.format(**mentions, **self._parts)
 
-    def __str__(self) -> str:
-        return self.worded(Mention)
+    def at(self, place: str) -> Self:
+        """Return the error with a message that begins with a place, and that still mentions its options."""
+        if not self._options and not self._parts:
+            return super().at(place)
+        return type(self)("{place}: " + self._template, self._options, place=place, **self._parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what the message is made of, so that the error passes between processes."""
-        return _unpickled, (type(self), str(self))
-
-
-def _unpickled(kind: type[OptionError], text: str) -> OptionError:
-    return kind("{text}", text=text)
+        """Pickle the message alone: the values of options may be anything."""
+        return type(self), (str(self),)
 
 
 class UnknownOptionError(OrtGptError, TypeError):
@@ -125,14 +122,3 @@ class ConversationError(OrtGptError, RuntimeError):
 
 class ClosedError(OrtGptError, RuntimeError):
     """The generator was used after it was closed, or in a forked process."""
-
-
-Error = TypeVar("Error", bound=OrtGptError)
-
-
-def at_place(error: Error, place: str) -> Error:
-    """Return the error with a message that begins with `place`."""
-    if isinstance(error, OptionError):
-        error.at(place)
-        return error
-    return type(error)(f"{place}: {error}")

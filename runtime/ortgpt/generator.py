@@ -17,10 +17,10 @@ from ortgpt.decode.scoring import continuation_logprobs, score_ids
 from ortgpt.engine.engine import Engine
 from ortgpt.engine.prefix_cache import PrefixCache
 from ortgpt.errors import DeviceError, OptionError, PromptError, shown
-from ortgpt.model import LoadedModel, Prompt, open_model
+from ortgpt.model import LoadedModel, Prompt, open_parts
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.options.keywords import GenerationKeywords
-from ortgpt.options.validation import having, integer
+from ortgpt.options.validation import integer
 from ortgpt.request import check_stream, prepare
 from ortgpt.results import Choice, Completion, Piece, Score
 from ortgpt.text.tokenizer import Tokenizer
@@ -35,50 +35,25 @@ def load(
     the CPUs that this process may use. `verify` is "sha256", which reads every file while the model opens, or "size".
     A folder named like a built-in bundle wins over it. Raises BundleError, DeviceError or OptionError.
     """
-    model = open_model(path, device=device, threads=threads, verify=verify)
-    return Generator(model, reload=partial(load, model.bundle.path, device=device, threads=threads, verify=verify))
+    bundle, engine, tokenizer = open_parts(path, device=device, threads=threads, verify=verify)
+    reload = partial(load, bundle.path, device=device, threads=threads, verify=verify)
+    return Generator(bundle, engine, tokenizer, reload=reload)
 
 
-class Generator:
+class Generator(LoadedModel):
     """A loaded bundle. Calls are independent of each other and may come from several threads."""
 
-    def __init__(self, model: LoadedModel, *, reload: Callable[[], Generator] | None = None) -> None:
-        """Serve an open model; an unpickled generator is loaded by `reload`, which can be pickled."""
-        self.model = model
-        """What calls share: bundle, engine, tokenizer, default options, prefix cache."""
+    def __init__(
+        self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer, *, reload: Callable[[], Generator] | None = None
+    ) -> None:
+        """Serve an open bundle; an unpickled generator is loaded by `reload`, which can be pickled."""
+        super().__init__(bundle, engine, tokenizer)
         self._reload = reload
-
-    @property
-    def bundle(self) -> Bundle:
-        """The bundle: its path, manifest and configuration."""
-        return self.model.bundle
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer, with encode() and decode()."""
-        return self.model.tokenizer
-
-    @property
-    def engine(self) -> Engine:
-        """The engine, which works on token ids. Raises ClosedError after close()."""
-        return self.model.engine
 
     @property
     def device(self) -> str:
         """Where the graph runs: "cpu" or "cuda:N"."""
         return str(self.engine.session.device)
-
-    @property
-    def start_id(self) -> int:
-        """The id that precedes all text: beginning-of-text, or end-of-text, which GPT-2 uses as both.
-
-        Raises PromptError for a model that has neither.
-        """
-        return self.model.start_id
-
-    def close(self) -> None:
-        """Release the model. Closing twice is fine."""
-        self.model.close()
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +88,7 @@ class Generator:
                 "{num_return_sequences} (accepted here: 1; generate_batch([prompt], ...) returns several)",
                 {"num_return_sequences": options.num_return_sequences},
             )
-        request = prepare(self.model, [prompt], options, cancel=cancel)
+        request = prepare(self, [prompt], options, cancel=cancel)
         for _ in request.run():
             pass
         return request.sequences[0].completion()
@@ -138,10 +113,10 @@ class Generator:
             raise PromptError(f"prompts = {shown(prompts)} (accepted: a list of prompts; generate takes a single one)")
         prompts = list(prompts)
         batch_tokens = integer(1).read("batch_tokens", batch_tokens)
-        accepted = "a function of how many ended, and of how many"
-        on_progress = having("__call__", accepted).read("on_progress", on_progress)
+        if on_progress is not None and not callable(on_progress):
+            raise OptionError.bad_value("on_progress", on_progress, "a function of (ended, total)")
         made = _make_all(options, keywords, len(prompts))
-        request = prepare(self.model, prompts, made, batch_tokens=batch_tokens)
+        request = prepare(self, prompts, made, batch_tokens=batch_tokens)
         done = 0
         for active in request.run():
             ended = sum(request.sequences[index].row.finish_reason is not None for index in active)
@@ -160,7 +135,7 @@ class Generator:
         """
         made = GenerationOptions.make(options, keywords)
         check_stream(made)
-        return prepare(self.model, [prompt], made).pieces()
+        return prepare(self, [prompt], made).pieces()
 
     async def agenerate(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKeywords]
@@ -191,7 +166,7 @@ class Generator:
         if isinstance(text, str):
             text_bytes = text.encode("utf-8", errors="surrogatepass")
             return score_ids(self.engine, self.start_id, self.tokenizer.encode(text), len(text_bytes), stride)
-        ids = self.model.prompt_ids(text, "text")
+        ids = self.prompt_ids(text, "text")
         return score_ids(self.engine, self.start_id, ids, self.tokenizer.size_bytes(ids), stride)
 
     def choose(self, prompt: Prompt, continuations: Iterable[Prompt], *, normalize: str = "tokens") -> list[Choice]:
@@ -205,11 +180,11 @@ class Generator:
             raise OptionError.bad_value("normalize", normalize, "tokens, bytes, none")
         if isinstance(continuations, str) or not isinstance(continuations, Iterable):
             raise PromptError(f"continuations = {shown(continuations)} (accepted: a list of texts or token ids)")
-        all_ids = [self.model.prompt_ids(each, f"continuations[{place}]") for place, each in enumerate(continuations)]
+        all_ids = [self.prompt_ids(each, f"continuations[{place}]") for place, each in enumerate(continuations)]
         if not all_ids or not all(all_ids):
             which = f"continuations[{all_ids.index([])}] is empty" if all_ids else "no continuations"
             raise PromptError(f"{which} (accepted: at least one, of one token or more)")
-        all_logprobs = continuation_logprobs(self.engine, self.model.prompt_ids(prompt) or [self.start_id], all_ids)
+        all_logprobs = continuation_logprobs(self.engine, self.prompt_ids(prompt) or [self.start_id], all_ids)
         scores = []
         for ids, logprobs in zip(all_ids, all_logprobs, strict=True):
             divisor = {"tokens": len(ids), "bytes": self.tokenizer.size_bytes(ids), "none": 1}[normalize]
@@ -231,10 +206,10 @@ class Generator:
 
     def conversation(self, text: Prompt = "") -> Conversation:
         """Begin a text that grows by turns and keeps its cache, so that each turn computes only what is new."""
-        return Conversation(self.model, self.model.prompt_ids(text))
+        return Conversation(self, self.prompt_ids(text))
 
     def prefix_cache(self, *, size_bytes: int) -> PrefixCache:
-        """Keep the keys and values of texts from now on, at most `size_bytes`, for texts that begin like them.
+        """Cache the keys and values of each computed text, at most `size_bytes`, for later texts with the same prefix.
 
         generate(), generate_batch(), stream() and conversations use it; beams, score(), choose() and deterministic
         calls do not. Returns the cache, whose clear() empties it; a size of 0 turns it off. Raises OptionError for a
@@ -244,7 +219,7 @@ class Generator:
         if not self.engine.session.device.is_cpu:
             raise DeviceError(f"prefix_cache works on the CPU only so far, and this bundle runs on {self.device}")
         cache = PrefixCache(size_bytes)
-        self.model.prefixes = cache if size_bytes else None
+        self.prefixes = cache if size_bytes else None
         return cache
 
 

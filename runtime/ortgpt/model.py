@@ -97,6 +97,13 @@ class LoadedModel:
 
 def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None, verify: str) -> LoadedModel:
     """Open a bundle folder as ortgpt.load() describes it."""
+    return LoadedModel(*open_parts(path, device=device, threads=threads, verify=verify))
+
+
+def open_parts(
+    path: str | os.PathLike[str], *, device: str, threads: int | None, verify: str
+) -> tuple[Bundle, Engine, Tokenizer]:
+    """Open a bundle folder as ortgpt.load() describes it, and return what a LoadedModel is made of."""
     if verify not in ("sha256", "size"):
         raise OptionError.bad_value("verify", verify, "sha256, size")
     bundle = open_bundle(path)
@@ -128,7 +135,7 @@ def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None
         prefill_graph=find_prefill_graph(bundle, session),
         device_topk=device_topk,
     )
-    return LoadedModel(bundle, engine, tokenizer)
+    return bundle, engine, tokenizer
 
 
 def _check_tokenizer(bundle: Bundle, tokenizer: Tokenizer) -> None:

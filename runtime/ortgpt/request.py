@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ortgpt.continuation import Continuation, text_until
 from ortgpt.decode.beam_search import Beam, search_beams
 from ortgpt.decode.context_window import ContextWindow, fit_prompt
 from ortgpt.decode.drafts import AssistantDraft, PromptLookup
@@ -21,8 +22,6 @@ from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.options.resolved import ResolvedOptions, sequence_seed
 from ortgpt.results import Piece, Timings
 from ortgpt.sampling.sampler import Sampler
-from ortgpt.sequence import Sequence as Continuation
-from ortgpt.sequence import text_until
 
 _CACHE_BYTES = 2**30  # of keys and values that the rows computed together take, unless the call says otherwise
 
@@ -37,15 +36,18 @@ class PreparedPrompt:
     seed: int | None
     max_new_tokens: int
     window: ContextWindow
+    tokenize_s: float
+    """The seconds that encoding and checking took."""
 
 
 def prepare_prompt(
     model: LoadedModel, prompt: Prompt, options: ResolvedOptions, seed: int | None, name: str = "prompt"
 ) -> PreparedPrompt:
     """Encode and check one prompt. Raises PromptError, OptionError or ContextLengthError."""
+    started = time.perf_counter()
     whole = model.prompt_ids(prompt, name) or [model.start_id]
     ids, max_new_tokens, window = fit_prompt(options, whole, model.engine.config.n_positions)
-    return PreparedPrompt(ids, options, seed, max_new_tokens, window)
+    return PreparedPrompt(ids, options, seed, max_new_tokens, window, time.perf_counter() - started)
 
 
 def prepare(
@@ -63,7 +65,6 @@ def prepare(
     one prompt, holds a beginning of its tokens, and the caller keeps it. Raises PromptError, OptionError or
     ContextLengthError.
     """
-    started = time.perf_counter()
     if not prompts:
         raise PromptError("no prompts (accepted: a list of at least one)")
     if isinstance(options, GenerationOptions):
@@ -79,8 +80,7 @@ def prepare(
     for place, (prompt, each, seed) in enumerate(zip(prompts, resolved, seeds, strict=True)):
         name = f"prompts[{place}]" if len(prompts) > 1 else "prompt"
         prepared.append(prepare_prompt(model, prompt, each, seed, name))
-    elapsed_s = time.perf_counter() - started
-    return Request(model, prepared, batch_tokens=batch_tokens, cache=cache, tokenize_s=elapsed_s)
+    return Request(model, prepared, batch_tokens=batch_tokens, cache=cache)
 
 
 class Request:
@@ -89,17 +89,16 @@ class Request:
     def __init__(
         self,
         model: LoadedModel,
-        prompts: Iterable[PreparedPrompt],
+        prompts: Sequence[PreparedPrompt],
         *,
         batch_tokens: int | None = None,
         cache: Cache | None = None,
-        tokenize_s: float = 0.0,
     ) -> None:
         """Begin the sequences. Raises OptionError or ContextLengthError."""
         self._model = model
         self._engine = model.engine
         self._cache = cache
-        self._tokenize_s = tokenize_s
+        self._tokenize_s = sum(prompt.tokenize_s for prompt in prompts)
         self._assistants: dict[int, Engine] = {}  # those whose tokenizer was compared
         self._batch_tokens = batch_tokens or max(1, _CACHE_BYTES // self._engine.token_bytes)
         self._groups = [self._begin(prompt) for prompt in prompts]  # the sequences of each prompt
@@ -238,7 +237,12 @@ class Request:
             yield [batch[slot] for slot in active]
 
     def _echo(self, sequences: Sequence[Continuation]) -> None:
-        """Compute the prompts whose log-probabilities were asked for, and keep their keys and values for generating."""
+        """Compute the log-probabilities of prompts, and keep the keys and values for generating.
+
+        A deterministic row computes its prompt again, as without echo; so do several rows on a GPU, which takes several
+        tokens on a cache that is not empty for one row only.
+        """
+        can_keep = self._engine.session.device.is_cpu or len(sequences) == 1
         computed: dict[tuple[int, ...], Continuation] = {}
         for sequence in sequences:
             row, count = sequence.row, sequence.options.logprobs
@@ -249,8 +253,11 @@ class Request:
                 sequence.prompt_logprobs, row.prompt_kv = prompt_logprobs(self._engine, row.prompt_ids, count)
             else:
                 sequence.prompt_logprobs, row.prompt_kv = same.prompt_logprobs, same.row.prompt_kv
-        if computed and self._cache is not None:
-            self._cache.crop(0)  # what it held is computed again
+        for sequence in sequences:
+            if sequence.options.deterministic or not can_keep:
+                sequence.row.prompt_kv = None
+        if self._cache is not None and any(sequence.row.prompt_kv for sequence in sequences):
+            self._cache.crop(0)  # its tokens are computed again
 
     def _end_late(self, indices: Sequence[int]) -> list[int]:
         """End the sequences whose time is over, or that were cancelled, before they begin; return which these are."""

@@ -15,6 +15,7 @@ import ortgpt
 from ortgpt.bundle.folder import BUILT_IN, Bundle, open_bundle
 from ortgpt.cli.main import main
 from ortgpt.tools.doctor import SELF_TEST, SELF_TEST_IDS, SELF_TEST_PROMPT
+from ortgpt.tools.seal import seal_bundle
 from ortgpt_exporter import export_bundle
 from support import greedy_ids
 
@@ -68,3 +69,14 @@ def test_a_built_in_bundle_is_found_by_its_name_unless_a_folder_has_it(
         assert generator.bundle.path == tmp_path / "austen"
     with pytest.raises(ortgpt.BundleNotFoundError):
         ortgpt.load("./Austen")
+
+
+def test_the_error_says_what_is_there_under_the_name_of_a_built_in_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ortgpt.BundleError, match="austen is part of ortgpt"):
+        seal_bundle("austen")
+    (tmp_path / "austen").mkdir()
+    with pytest.raises(ortgpt.BundleNotFoundError, match=r"holds no ortgpt\.json, and hides the built-in bundle"):
+        ortgpt.load("austen")

@@ -16,6 +16,7 @@ import ortgpt
 from ortgpt.cli.main import main
 from ortgpt.decode import beam_search
 from ortgpt.options.generation_options import GenerationOptions
+from ortgpt.request import prepare
 from ortgpt.sampling.processors import make_processors
 from ortgpt.text.tokenizer import Tokenizer
 
@@ -149,3 +150,15 @@ def test_a_stream_of_a_text_that_changed_since_the_call_follows_the_new_text(sma
     plain.generate(PROMPT[20:25], max_new_tokens=3)
     assert streamed == plain.generate(PROMPT[9:12], max_new_tokens=4).token_ids
     assert talk.token_ids == plain.token_ids
+
+
+def test_echo_changes_no_deterministic_row_and_keeps_no_copy_of_a_prompts_cache() -> None:
+    with ortgpt.load("austen") as generator:  # in 4 bits, where kernels round one row otherwise than several
+        prompt = "It is a truth universally acknowledged, that a single man in possession of a good fortune"
+        plain = generator.generate(prompt, max_new_tokens=12, logprobs=0, deterministic=True)
+        echoed = generator.generate(prompt, max_new_tokens=12, logprobs=0, deterministic=True, echo=True)
+        assert echoed.logprobs == plain.logprobs
+        request = prepare(generator, [prompt, "A wife"], GenerationOptions(logprobs=0, echo=True, max_new_tokens=2))
+        for _ in request.run():
+            pass
+        assert [each.row.prompt_kv for each in request.sequences] == [None, None]

@@ -40,11 +40,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, *, half_characters: bool = False) -> Any:
     """Return the value of a JSON text.
 
     Raises ValueError for a text that is not JSON, and for NaN, Infinity, a key that occurs twice in an object, more
-    than MAX_LEVELS lists and objects inside each other, and half a character (a lone surrogate).
+    than MAX_LEVELS lists and objects inside each other, and, unless allowed, half a character (a lone surrogate).
     """
     try:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
@@ -52,7 +52,7 @@ def parse_json(text: str) -> Any:
         raise ValueError(_TOO_DEEP) from None
     if text.count("[") + text.count("{") > MAX_LEVELS and _is_deep(value):
         raise ValueError(_TOO_DEEP)
-    if _SURROGATE.search(text):
+    if not half_characters and _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()  # fails for half a character, which an escape can make
     return value
 

@@ -171,6 +171,8 @@ def _is_plain(name: str) -> bool:
 
 
 def _not_found(folder: Path, state: str) -> str:
+    if folder.name in BUILT_IN_NAMES and folder.is_dir():
+        return f"{folder} {state}, and hides the built-in bundle of its name; rename it, or give the path of a bundle"
     return f"{folder} {state}; expected a bundle folder, as `ortgpt export` writes it, or {', '.join(BUILT_IN_NAMES)}"
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ortgpt.bundle.checked_json import checked, read_record
-from ortgpt.contract import FORMAT_MAJOR, FORMAT_MINOR, Norm, Task, TokenizerKind
+from ortgpt.contract import FORMAT_MAJOR, Norm, Task, TokenizerKind
 from ortgpt.errors import BundleError, listed, shown
 
 OWN_HASH = "sha256"
@@ -23,9 +23,9 @@ _HEXADECIMAL = "64 hexadecimal digits"
 class Format:
     """The version of the manifest's format."""
 
-    major: int = FORMAT_MAJOR
+    major: int
     """A reader refuses a newer one."""
-    minor: int = FORMAT_MINOR
+    minor: int
     """A newer one may have further keys, which a reader ignores."""
 
 

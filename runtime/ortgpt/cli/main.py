@@ -49,7 +49,7 @@ class _Main(click.Group):
         if sys.stderr is None:
             sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
         if sys.stdout is None:
-            raise click.ClickException("standard output is closed; lead it to /dev/null where it is not wanted")
+            raise click.ClickException("standard output is closed; redirect it to /dev/null if you do not need it")
         try:
             return super().invoke(ctx)
         except OptionError as error:

@@ -70,14 +70,12 @@ def _parameter(name: str, flag: Flag) -> str:
 
 def flag_mention(name: str, value: object) -> Mention:
     """Mention an option of a call by its flag: --top-k = 5 for top_k."""
-    if name == "do_sample" and value is False:
-        return _Greedy(name, value)
-    option = OPTIONS.get(name)
-    if option is None:
-        return Mention(f"--{name.replace('_', '-')}", value)
-    if len(option.flags) != 1:
-        return Mention("--grammar-..." if option.flags else name, value)
-    return Mention(option.flags[0].name, value)
+    if name == "do_sample":
+        return _Greedy(name, value) if value is False else Mention(name, value)
+    if name in ("device", "threads", "stride"):
+        return Mention(f"--{name}", value)
+    flags = OPTIONS[name].flags if name in OPTIONS else ()
+    return Mention("--grammar-..." if len(flags) > 1 else flags[0].name if flags else name, value)
 
 
 class _Greedy(Mention):

@@ -19,7 +19,7 @@ from ortgpt.bundle.checked_json import parse_json
 from ortgpt.bundle.files import naming
 from ortgpt.cli.streams import completion_values, drop_output, read_text
 from ortgpt.contract import File
-from ortgpt.errors import OptionError, OrtGptError, PromptError, at_place, shown
+from ortgpt.errors import OptionError, OrtGptError, PromptError, shown
 from ortgpt.model import LoadedModel
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.request import PreparedPrompt, Request, prepare_prompt
@@ -68,7 +68,7 @@ def _write(model: LoadedModel, lines: Sequence[_Line], done: int, source: Path, 
                 for _ in request.run():
                     pass
             except OrtGptError as error:
-                raise at_place(error, f"{source} lines {chunk[0].number} to {chunk[-1].number}") from error
+                raise error.at(f"{source} lines {chunk[0].number} to {chunk[-1].number}") from error
             sequences = iter(request.sequences)
             for line in chunk:
                 for _ in range(line.count):
@@ -127,7 +127,7 @@ def _read_lines(model: LoadedModel, source: Path, options: Mapping[str, Any]) ->
             prepared = prepare_prompt(model, prompt, resolved, resolved.seeds_for(1)[0])
             Request(model, [prepared])  # says before any work what is wrong with it
         except OrtGptError as error:
-            raise at_place(error, f"{source} line {number}") from None
+            raise error.at(f"{source} line {number}") from None
         written = json.dumps([bundle, prompt, {**options, **own}], sort_keys=True, default=str)
         compact = replace(prepared, ids=array("i", prepared.ids))  # a file may have very many
         yield _Line(number, prompt, compact, hashlib.sha256(written.encode()).hexdigest()[:16])
@@ -136,7 +136,7 @@ def _read_lines(model: LoadedModel, source: Path, options: Mapping[str, Any]) ->
 def _read_line(line: str) -> tuple[Any, dict[str, Any]]:
     """Return the prompt of a line and its own options."""
     try:
-        value = parse_json(line)
+        value = parse_json(line, half_characters=True)  # of a prompt, it becomes U+FFFD
     except ValueError as error:
         raise PromptError(f"not JSON: {error}") from None
     own: dict[str, Any] = {}
@@ -155,7 +155,7 @@ def _read_line(line: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _resume(target: Path, lines: Sequence[_Line]) -> int:
-    """Return how many prompts `target` has whole; cut off what comes behind them, which an interruption left."""
+    """Return how many prompts `target` has completely, and truncate the incomplete rest."""
     data = target.read_bytes()
     done, kept, count, size = 0, 0, 0, 0
     for record in data.splitlines(keepends=True):

@@ -89,7 +89,8 @@ def _promise_text(promise: Promise) -> str:
         "in steps of four": promise.argmax_changes_in_steps_of_four,
     }
     changed = ", ".join(f"{count:.1f} {where}" for where, count in changes.items() if count is not None)
-    return f"{kind}: a logit moves by at most {promise.logit_bound:.2g}; best tokens changed of 1,000: {changed}"
+    moved = f"{kind}: a logit moves by at most {promise.logit_bound:.2g}"
+    return f"{moved}; best tokens changed of 1,000: {changed}" if changed else moved
 
 
 def diagnosis_lines(diagnosis: Any) -> list[str]:

@@ -20,7 +20,7 @@ from ortgpt.results import Completion
 def read_text(path: str) -> str:
     """Return all of a UTF-8 file, or of standard input for "-", with its line ends unchanged."""
     if path == "-" and sys.stdin is None:
-        raise click.ClickException("standard input is closed; give the text otherwise")
+        raise click.ClickException("standard input is closed; pass the text as an argument or a file")
     data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     try:
         return data.decode("utf-8")
@@ -50,7 +50,7 @@ def write_text(text: str) -> None:
 
 
 def drop_output() -> None:
-    """Lead standard output to nowhere: at its end Python would try again to write the rest, and fail again."""
+    """Redirect standard output to /dev/null, or the flush at exit would fail again."""
     with contextlib.suppress(io.UnsupportedOperation):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -22,11 +22,20 @@ from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.results import Completion, Piece, TokenLogprob
 from ortgpt.text.tokenizer import Tokenizer
 
+_CHAT_COMMANDS = {
+    "/rewind [N]": "take back the last N turns",
+    "/again": "take the last turn back and try once more (with --seed or --temperature: another text)",
+    "/newline": "end the text's last line",
+    "/text": "show the whole text",
+    "/save FILE": "write it to FILE",
+    "/quit": "leave (or Ctrl-D)",
+}
 _CHAT_HELP = """\
 A line is added to the text as it is (begin a new word with a space), and the model continues; an empty line lets it
-continue. Ctrl-C stops it, and its text stays.
-/rewind [N]  take back the last N turns     /text  show the whole text     /again  take back and try once more
-/newline     end the text's last line       /save FILE  write the text     /quit   leave (or Ctrl-D)"""
+continue. Ctrl-C stops it, and its text stays. A line that begins with / is a command:
+
+\b
+""" + "\n".join(f"{command:13}{meaning}" for command, meaning in _CHAT_COMMANDS.items())
 
 
 @click.command()
@@ -79,32 +88,19 @@ def generate(
     text = "" if prompt is None else read_text("-") if prompt == "-" else prompt
     with _loaded(bundle, device, threads, options) as generator:
         if input_file is not None:
-            run_file(generator.model, input_file, output_file, options)
+            run_file(generator, input_file, output_file, options)
         elif as_json or "logprobs" in options or any(name in options for name in ("num_beams", "num_return_sequences")):
             _write_completions(generator, text, echo, as_json, options)
         else:
             _write_stream(generator, text, echo, options)
 
 
-@click.command()
+@click.command(help=f"Write a text together with the model in BUNDLE, turn by turn, from PROMPT on.\n\n{_CHAT_HELP}")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("prompt", required=False, default="")
 @chat_options
 @device_options
 def chat(bundle: Path, prompt: str, device: str, threads: int | None, **values: Any) -> None:
-    """Write a text together with the model in BUNDLE, turn by turn, beginning with PROMPT.
-
-    A line is added to the text as it is (begin a new word with a space), and the model continues; an empty line lets
-    it continue. Ctrl-C stops it, and its text stays. A line that begins with / is a command:
-
-    \b
-    /rewind [N]  take back the last N turns
-    /again       take the last turn back and try once more (with --seed or --temperature: another text)
-    /newline     end the text's last line
-    /text        show the whole text
-    /save FILE   write it to FILE
-    /quit        leave (or Ctrl-D)
-    """
     options = read_options(values)
     GenerationOptions.make(None, options)
     check_text("PROMPT", prompt)
@@ -113,7 +109,7 @@ def chat(bundle: Path, prompt: str, device: str, threads: int | None, **values: 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # gives input() line editing and a history
     with _loaded(bundle, device, threads, options) as generator:
-        click.echo(_CHAT_HELP, err=True)
+        click.echo(_CHAT_HELP.replace("\b\n", ""), err=True)
         _Chat(generator.conversation(prompt), options).run(begun=prompt != "")
 
 
@@ -175,7 +171,8 @@ class _Chat:
             with naming(rest):
                 Path(rest).write_text(conversation.text, encoding="utf-8")
         else:
-            click.echo(f"{name} is not a command, or lacks its argument\n{_CHAT_HELP}", err=True)
+            accepted = ", ".join(_CHAT_COMMANDS)
+            click.echo(f"{name} is not a command, or lacks its argument (accepted: {accepted})", err=True)
 
     def _turn(self, text: str | list[int]) -> None:
         """Let the model continue after `text`; Ctrl-C ends it, and its text stays. A seed counts up turn by turn."""

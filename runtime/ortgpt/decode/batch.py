@@ -16,7 +16,7 @@ from ortgpt.engine.kv_cache import Cache, FixedCache
 from ortgpt.engine.prefix_cache import PrefixCache, keep_prefix, load_prefixes
 from ortgpt.results import Timings
 
-_MOVE_TOKENS = 64  # moving so many tokens of a row in the cache costs about what a step saves with one row less
+_MOVE_TOKENS = 64  # moving 64 tokens of a row in the cache costs as much as a step saves by one row fewer
 
 
 class BatchDecoder:
@@ -69,10 +69,12 @@ class BatchDecoder:
         known = {ids: row.prompt_kv for ids, row in zip(self._visible, self._rows, strict=True) if row.prompt_kv}
         if known:
             cache.load_rows([known.get(ids) for ids in unique])
+            for row in self._rows:
+                row.prompt_kv = None  # the cache has it now
         else:
             load_prefixes(self._prefixes, cache, unique)
         rests = [ids[done:] for ids, done in zip(unique, cache.lengths.tolist(), strict=True)]
-        if cache.takes_several_tokens:
+        if cache.takes_several_tokens or max(map(len, rests)) == 1:
             forward = engine.prefill_forward(cache, rests)
             if len(unique) == len(self._visible):
                 return forward
@@ -111,7 +113,7 @@ class BatchDecoder:
             row = self._rows[self._slots[slot]]
             count = row.sampler.top_count
             assert count is not None
-            # If equals of the last one that decides lie beyond what came back, all logits have to be looked at.
+            # If ties with the last deciding logit may lie outside the top k, all logits are needed.
             is_whole = logits.shape[1] == self._engine.allowed_vocab_size or logits[slot, -1] < logits[slot, count - 1]
             if is_whole and not np.isnan(non_finite[slot]):
                 picked.append(row.sampler.pick_from_top(ids[slot], logits[slot], row.ids))

@@ -127,3 +127,6 @@ class AssistantDraft:
         self._step.run(cache.lengths + np.int32(1))
         found: Logits = self._step.logits()[0, 0]
         return found
+
+
+Draft = PromptLookup | AssistantDraft

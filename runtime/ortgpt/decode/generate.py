@@ -46,6 +46,6 @@ def check_context(rows: Sequence[Row], n_positions: int) -> None:
             fit = f"at most {n_positions - prompt} new tokens fit" if prompt < n_positions else "shorten the prompt"
             where = f"row {index}: " if len(rows) > 1 else ""
             raise ContextLengthError(
-                f"{where}a prompt of {prompt} tokens and {new} new ones exceed the context of {n_positions} "
-                f"tokens; {fit}"
+                f"{where}a prompt of {prompt} tokens and {new} new {'one' if new == 1 else 'ones'} exceed the "
+                f"context of {n_positions} tokens; {fit}"
             )

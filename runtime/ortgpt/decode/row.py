@@ -5,25 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ortgpt.decode.context_window import ContextWindow
+from ortgpt.decode.drafts import Draft
 from ortgpt.engine.kv_cache import RowKV
 from ortgpt.results import TokenLogprob
 from ortgpt.sampling.grammar import Matcher
 from ortgpt.sampling.sampler import Sampler
-
-
-class Draft(Protocol):
-    """Proposes tokens that a row may continue with; see `drafts`."""
-
-    def propose(self, ids: Sequence[int], most: int) -> list[int]:
-        """Return at most `most` ids that may follow `ids`."""
-        ...
-
-    def learn(self, proposed: int, accepted: int) -> None:
-        """Take note of how many of the proposed ids were accepted."""
-        ...
 
 
 @dataclass(kw_only=True, eq=False)

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ortgpt.decode.drafts import Draft
 from ortgpt.decode.next_token import pick_token
-from ortgpt.decode.row import Draft, Row
+from ortgpt.decode.row import Row
 from ortgpt.engine.engine import Engine
 from ortgpt.engine.forward import Forward, Logits
 from ortgpt.engine.kv_cache import Cache
@@ -33,6 +34,7 @@ def generate_speculatively(
     visible = row.visible_ids()
     if row.prompt_kv:
         cache.load_rows([row.prompt_kv])
+        row.prompt_kv = None  # the cache has it now
     else:
         load_prefixes(prefixes, cache, [visible])
     logits = engine.prefill(cache, [visible[int(cache.lengths[0]) :]])[0]

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from ortgpt.bundle.model_config import ModelConfig
 from ortgpt.contract import CacheKind, KVShape
 from ortgpt.engine.device_topk import DeviceTopK
-from ortgpt.engine.forward import Forward, Logits, new_forward
-from ortgpt.engine.kv_cache import Cache, FixedCache, new_cache
+from ortgpt.engine.forward import Forward, Logits, NativeForward, PortableForward
+from ortgpt.engine.kv_cache import Cache, FixedCache, GrowingCache
 from ortgpt.engine.prefill_graph import MIN_TOKENS, PrefillGraph
 from ortgpt.errors import EngineError
 from ortgpt.ort.session import Session
@@ -56,7 +56,11 @@ class Engine:
         """
         rows = max(batch_size, max_batch_size or 0)
         try:
-            return new_cache(self.session, self.kv_shape, batch_size=batch_size, tokens=tokens, max_batch_size=rows)
+            if self.session.cache.kind == CacheKind.GROWING:
+                return GrowingCache.allocate(self.session, self.kv_shape, batch_size=batch_size)
+            return FixedCache.allocate(
+                self.session, self.kv_shape, batch_size=batch_size, tokens=tokens, max_batch_size=rows
+            )
         except MemoryError as error:
             size = rows * tokens * self.token_bytes
             raise EngineError(f"no memory for a cache of {size / 2**30:,.1f} GiB; ask for fewer tokens") from error
@@ -65,7 +69,9 @@ class Engine:
         """Make a forward of this shape over `cache`; by default a decode step."""
         is_prompt = cache.batch_size * sequence_length >= MIN_TOKENS and sequence_length > 1
         session = self.prefill_graph.session() if self.prefill_graph and is_prompt else self.session
-        return new_forward(session, self.config, cache, sequence_length=sequence_length, logit_count=logit_count)
+        if isinstance(cache, GrowingCache):
+            return PortableForward(session, self.config, cache, sequence_length, logit_count)
+        return NativeForward(session, self.config, cache, sequence_length, logit_count)
 
     def prefill(
         self,

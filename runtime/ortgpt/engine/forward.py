@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ortgpt.bundle.model_config import ModelConfig
 from ortgpt.contract import DType, Tensor, past_names, present_names
-from ortgpt.engine.kv_cache import Cache, FixedCache, GrowingCache, Lengths
+from ortgpt.engine.kv_cache import FixedCache, GrowingCache, Lengths
 from ortgpt.errors import EngineError
 from ortgpt.ort.session import Session
 
@@ -43,15 +43,6 @@ class Forward(Protocol):
         ...
 
 
-def new_forward(
-    session: Session, config: ModelConfig, cache: Cache, *, sequence_length: int, logit_count: int
-) -> Forward:
-    """Return a forward of this shape over `cache`."""
-    if isinstance(cache, GrowingCache):
-        return _PortableForward(session, config, cache, sequence_length, logit_count)
-    return _NativeForward(session, config, cache, sequence_length, logit_count)
-
-
 class _Positions:
     """The positions of the new tokens: each row continues from its length."""
 
@@ -66,7 +57,7 @@ class _Positions:
         np.minimum(self.array, self._last, out=self.array)
 
 
-class _NativeForward:
+class NativeForward:
     """Everything is bound once; a run writes a few integers, which are copied to a GPU."""
 
     def __init__(
@@ -125,7 +116,7 @@ class _NativeForward:
         return found
 
 
-class _PortableForward:
+class PortableForward:
     """The cache that a run returns is bound as the past of the next. The graph computes logits of every position."""
 
     def __init__(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ortgpt.contract import CacheKind, KVShape, past_names
+from ortgpt.contract import KVShape, past_names
 from ortgpt.errors import EngineError
 from ortgpt.ort.session import Session
 
@@ -190,10 +190,3 @@ class GrowingCache:
 
 
 Cache = FixedCache | GrowingCache
-
-
-def new_cache(session: Session, kv: KVShape, *, batch_size: int, tokens: int, max_batch_size: int) -> Cache:
-    """Make an empty cache of the graph's kind for `batch_size` rows of at most `tokens` tokens."""
-    if session.cache.kind == CacheKind.GROWING:
-        return GrowingCache.allocate(session, kv, batch_size=batch_size)
-    return FixedCache.allocate(session, kv, batch_size=batch_size, tokens=tokens, max_batch_size=max_batch_size)

@@ -23,7 +23,7 @@ class PrefixCache:
         self.used_bytes = 0
         """What it holds now, in bytes."""
         self.reused_tokens = 0
-        """How many tokens did not have to be computed so far."""
+        """How many tokens were taken from it so far."""
         self._entries: OrderedDict[bytes, tuple[np.ndarray[tuple[int], np.dtype[np.int64]], RowKV]] = OrderedDict()
         self._lock = threading.Lock()
 

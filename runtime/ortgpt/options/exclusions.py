@@ -58,7 +58,7 @@ def _check_sampling(options: Options, sample: bool) -> None:
     idle = _given_sampling(options)
     if idle:
         why = "{temperature}" if options["temperature"] == 0 else "{do_sample}"
-        raise _error(options, f"{_fields(idle)} would have no effect with {why}: leave it out, or let it sample")
+        raise _error(options, f"{_fields(idle)} would have no effect with {why}: remove it, or turn sampling on")
 
 
 def _check_sequences(options: Options, sample: bool) -> None:
@@ -73,7 +73,7 @@ def _check_sequences(options: Options, sample: bool) -> None:
     elif not sample and sequences > 1:
         raise _error(
             options,
-            "{num_return_sequences} would be the same text again and again: let it sample, or give {num_beams.name}",
+            "{num_return_sequences} would be identical texts: turn sampling on, or give {num_beams.name}",
         )
 
 

@@ -38,31 +38,31 @@ class GenerationOptions:
     """
 
     do_sample: bool | None = option(
-        boolean(), "Draw each token (True), or take the most likely one (False).",
+        boolean(), "Sample each token (True), or take the most likely one (False).",
         Flag("--greedy", type=bool, help="Take the most likely token at each step."),
         default_text="True if temperature above 0, top_k, top_p, min_p, typical_p or seed is given", from_bundle=True,
     )  # fmt: skip
     temperature: float | None = option(
-        number(0.0, 1e30, "a number from 0 to 1e30"), "Divide the logits by this before drawing; 0 is greedy.",
+        number(0.0, 1e30, "a number from 0 to 1e30"), "Divide the logits by this before sampling; 0 is greedy.",
         Flag("--temperature", "F", float), default=1.0, from_bundle=True, elsewhere=("temp",),
     )  # fmt: skip
     top_k: int | None = option(
-        integer(0), "Draw among this many most likely tokens; 0 for all.",
+        integer(0), "Sample among this many most likely tokens; 0 for all.",
         Flag("--top-k", "N", int), default=50, from_bundle=True,
     )  # fmt: skip
     top_p: float | None = option(
         number(0.0, 1.0, "a number from 0 to 1"),
-        "Draw among the most likely tokens that together reach this probability.",
+        "Sample among the most likely tokens that together reach this probability.",
         Flag("--top-p", "F", float), default=1.0, from_bundle=True,
     )  # fmt: skip
     min_p: float | None = option(
         number(0.0, 1.0, "a number from 0 to 1"),
-        "Draw among the tokens that are at least this fraction as likely as the most likely one.",
+        "Sample among the tokens that are at least this fraction as likely as the most likely one.",
         Flag("--min-p", "F", float), default=0.0, from_bundle=True,
     )  # fmt: skip
     typical_p: float | None = option(
         number(1e-9, 1.0, "a number above 0, at most 1"),
-        "Draw among the most typical tokens that together reach this probability.",
+        "Sample among the most typical tokens that together reach this probability.",
         Flag("--typical-p", "F", float), default=1.0, from_bundle=True, elsewhere=("typical",),
     )  # fmt: skip
     repetition_penalty: float | None = option(
@@ -134,11 +134,11 @@ class GenerationOptions:
         Flag("--timeout", "S", float), default_text="none", elsewhere=("max_time", "timeout"),
     )  # fmt: skip
     cancel: Any = option(
-        having("is_set", "a threading.Event"), "End the continuation when this threading.Event is set.",
+        having("is_set", "a threading.Event", method=True), "End the continuation when this threading.Event is set.",
         default_text="none",
     )  # fmt: skip
     seed: int | Iterable[int] | None = option(
-        seeds(), "Draw reproducibly: one integer for every row, or a list with one for each row.",
+        seeds(), "Sample reproducibly: one integer for every row, or a list with one for each row.",
         Flag("--seed", "N", int), default_text="fresh entropy", elsewhere=("random_seed", "manual_seed"),
     )  # fmt: skip
     num_return_sequences: int | None = option(
@@ -215,9 +215,7 @@ class GenerationOptions:
         """
         unknown = [name for name in keywords if name not in OPTIONS]
         if unknown:
-            raise UnknownOptionError(
-                f"unknown option {', '.join(unknown)}{_did_you_mean(unknown)} (accepted: {', '.join(OPTIONS)})"
-            )
+            raise UnknownOptionError(f"unknown option {', '.join(unknown)}{_did_you_mean(unknown)}")
         if options is not None and not isinstance(options, cls):
             raise OptionError.bad_value("options", options, "a GenerationOptions; give single options by keyword")
         if options is None:
@@ -276,13 +274,16 @@ GenerationOptions.__doc__ = "\n".join(
 
 
 def _did_you_mean(unknown: Sequence[str]) -> str:
+    """Return the near names, as the end of a message; all names unless each unknown one has a near one."""
     import difflib
 
-    near = []
-    for name in unknown:
-        same = [known for known, declared in OPTIONS.items() if name in declared.elsewhere]
-        near += same or difflib.get_close_matches(name, OPTIONS, 1, 0.5)
-    return f"; did you mean {', '.join(near)}?" if near else ""
+    near = [
+        [known for known, declared in OPTIONS.items() if name in declared.elsewhere]
+        or difflib.get_close_matches(name, OPTIONS, 1, 0.5)
+        for name in unknown
+    ]
+    question = f"; did you mean {', '.join(name for names in near for name in names)}?" if any(near) else ""
+    return question if all(near) else f"{question} (accepted: {', '.join(OPTIONS)})"
 
 
 def _word_ids(word: str | tuple[int, ...], encode: Callable[[str], Sequence[int]] | None) -> tuple[int, ...]:

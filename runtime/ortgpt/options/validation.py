@@ -171,11 +171,12 @@ def grammar() -> Rule:
     return Rule("a regular expression, a JSON schema, or a list of choices, in whole characters", convert)
 
 
-def having(attribute: str, accepted: str) -> Rule:
-    """Accept an object, and not a class, that has this attribute."""
+def having(attribute: str, accepted: str, *, method: bool = False) -> Rule:
+    """Accept an object, and not a class, that has this attribute; with `method`, one that can be called."""
 
     def convert(value: Any) -> Any:
-        if isinstance(value, type) or not hasattr(value, attribute):
+        found = None if isinstance(value, type) else getattr(value, attribute, None)
+        if found is None or (method and not callable(found)):
             raise NotAcceptedError
         return value
 

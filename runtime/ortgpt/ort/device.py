@@ -59,7 +59,7 @@ def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[s
     if match is None:
         raise OptionError.bad_value("device", device, "auto, cpu, cuda, cuda:N")
     chosen = Device(device.partition(":")[0], int(match[1] or 0))
-    # The CPU has a kernel for every operator, but prefers its own graphs. A GPU runs only graphs that were made for it.
+    # The CPU can run every graph, but prefers one made for it. A GPU runs only graphs that were made for it.
     fitting = sorted(usable, key=lambda graph: graph.target != chosen.target)
     if fitting[0].target != chosen.target and not chosen.is_cpu:
         raise BundleError(

@@ -155,7 +155,6 @@ def _open_cpu(ort: ModuleType, path: Path, options: Any) -> Any:
 
 def _open_gpu(ort: ModuleType, path: Path, options: Any, device: Device) -> Any:
     """Open a graph on a GPU, or raise DeviceError: every node has to run there, and there is no fallback."""
-    hint = f"check the GPU driver and the CUDA libraries; to install matching ones, {install_hint(Target.CUDA)}"
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     try:
@@ -166,15 +165,19 @@ def _open_gpu(ort: ModuleType, path: Path, options: Any, device: Device) -> Any:
                 str(path), options, providers=[(device.provider, {"device_id": device.index})], enable_fallback=0
             )
     except Exception as error:
-        raise DeviceError(f"ONNX Runtime cannot open {path} on {device}: {error}; {hint}") from error
-    _check_device(handle, device, hint)
+        raise DeviceError(f"ONNX Runtime cannot open {path} on {device}: {error}; {_gpu_hint()}") from error
+    _check_device(handle, device)
     return handle
 
 
-def _check_device(handle: Any, device: Device, hint: str) -> None:
+def _gpu_hint() -> str:
+    return f"check the GPU driver and the CUDA libraries; to install matching ones, {install_hint(Target.CUDA)}"
+
+
+def _check_device(handle: Any, device: Device) -> None:
     """Raise DeviceError unless the session's first provider is the device's, and every node is assigned to it."""
     if handle.get_providers()[0] != device.provider:
-        raise DeviceError(f"asked for {device}, but ONNX Runtime opened {handle.get_providers()}; {hint}")
+        raise DeviceError(f"asked for {device}, but ONNX Runtime opened {handle.get_providers()}; {_gpu_hint()}")
     if not hasattr(handle, "get_provider_graph_assignment_info"):
         return  # an older onnxruntime does not tell, but it has disable_cpu_ep_fallback
     parts = handle.get_provider_graph_assignment_info()
@@ -182,7 +185,7 @@ def _check_device(handle: Any, device: Device, hint: str) -> None:
     elsewhere = {op_type: provider for op_type, provider in providers_of.items() if provider != device.provider}
     if elsewhere or not parts:
         shown = ", ".join(f"{op_type} on {provider}" for op_type, provider in sorted(elsewhere.items()))
-        raise DeviceError(f"asked for {device}, but ONNX Runtime runs {shown or 'nothing there'}; {hint}")
+        raise DeviceError(f"asked for {device}, but ONNX Runtime runs {shown or 'nothing there'}; {_gpu_hint()}")
 
 
 def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:

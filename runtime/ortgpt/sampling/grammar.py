@@ -15,6 +15,7 @@ import numpy as np
 
 from ortgpt.errors import OptionError
 from ortgpt.options.resolved import Grammar
+from ortgpt.ort.package import install_hint
 from ortgpt.sampling.warpers import Floats
 from ortgpt.text.tokenizer import Tokenizer
 
@@ -40,8 +41,9 @@ class Grammars:
         """
         if importlib.util.find_spec("llguidance") is None:
             raise OptionError(
-                "{grammar.name} needs llguidance, which is not installed; run `pip install llguidance`",
+                "{grammar.name} needs llguidance, which is not installed; {hint}",
                 {"grammar": grammar},
+                hint=install_hint("grammar"),
             )
         import llguidance
 

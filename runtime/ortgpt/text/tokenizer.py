@@ -54,7 +54,7 @@ class Tokenizer:
         path = folder / File.MERGES
         joined = joined_merges(read_merges_text(path), source=str(path))
         source = f"{folder / File.VOCAB} and {File.MERGES}"
-        # The tokens stay in memory, the vocabulary does not: made after them, its memory can be given back whole.
+        # The vocabulary is read last, so that its memory can be freed as a whole.
         tokens, faults = _bytes_of(joined)
         return cls(tokens, *_ids_of(joined, read_vocab(folder / File.VOCAB), faults, source))
 

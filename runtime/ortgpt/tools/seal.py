@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ortgpt.bundle.checked_json import read_json_object
 from ortgpt.bundle.files import naming, reading
-from ortgpt.bundle.folder import describe_files, listed_file_faults, not_intact, read_manifest
+from ortgpt.bundle.folder import built_in_bundle, describe_files, listed_file_faults, not_intact, read_manifest
 from ortgpt.bundle.manifest import sealed_text
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, OptionError
@@ -21,6 +21,8 @@ def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
     Every other file was verified when it was exported, so a change of one is damage. Raises BundleError for that, for
     a listed file that is missing, and for a generation_config.json that could not be used.
     """
+    if built_in_bundle(path) is not None:
+        raise BundleError(f"{os.fspath(path)} is part of ortgpt, and not to be edited; copy its folder and seal that")
     folder = Path(path)
     values, manifest = read_manifest(folder)
     with reading(folder):

@@ -19,6 +19,7 @@ import ortgpt
 from ortgpt import BundleError, BundleNotFoundError, EngineError
 from ortgpt.bundle.external_data import external_files
 from ortgpt.bundle.folder import open_bundle, sha256_of
+from ortgpt.cli.report import info_lines
 from ortgpt.contract import File
 from ortgpt.text.tokenizer import Tokenizer
 from ortgpt.tools.seal import seal_bundle
@@ -358,7 +359,7 @@ def test_a_cache_beyond_all_memory_is_an_error_of_ours(
     def fail(*args: Any, **keywords: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("ortgpt.engine.engine.new_cache", fail)
+    monkeypatch.setattr("ortgpt.engine.engine.FixedCache.allocate", fail)
     with pytest.raises(EngineError, match=r"no memory for a cache of 0\.0 GiB; ask for fewer tokens"):
         small.generate("a", max_new_tokens=4)
 
@@ -513,3 +514,23 @@ def test_seal_writes_through_no_link(bundle: Path, tmp_path: Path) -> None:
     seal_bundle(bundle)
     assert (tmp_path / "victim").read_text() == "mine"
     assert not (bundle / "ortgpt.json").is_symlink()
+
+
+def test_a_bundle_of_the_format_before_is_read_and_shown(bundle: Path) -> None:
+    """Format 1.2 had other names for the numbers of a promise."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["format"]["minor"] = 2
+        promise = {"kind": "bounded", "logit_bound": 0.25, "batch_flips_per_1000_tokens": 2.9}
+        manifest["precision"] |= {"dtype": "int8", "promise": promise}
+
+    reseal(bundle, change)
+    (line,) = (line for line in info_lines(open_bundle(bundle)) if line.startswith("promises"))
+    assert line.endswith("  bounded: a logit moves by at most 0.25")
+
+
+@pytest.mark.parametrize("version", [{}, {"major": 1}, {"minor": 2}, None, 1])
+def test_a_manifest_without_its_format_is_refused(bundle: Path, version: Any) -> None:
+    reseal(bundle, lambda manifest: manifest.update(format=version))
+    with pytest.raises(BundleError, match="format"):
+        open_bundle(bundle)

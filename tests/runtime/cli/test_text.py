@@ -121,7 +121,7 @@ def test_an_assistant_by_its_path(small_bundle: Path, small: ortgpt.Generator) -
         (["--suppress-tokens", "300"], ["--suppress-tokens = 300 is not in the vocabulary"]),
         (["--timeout", "0"], ["--timeout = 0.0"]),
         (["--stop", ""], ["--stop = "]),
-        (["--num-return-sequences", "2"], ["the same text again"]),
+        (["--num-return-sequences", "2"], ["identical texts"]),
     ],
 )
 def test_bad_options_get_one_line(small_bundle: Path, tmp_path: Path, args: list[str], parts: list[str]) -> None:
@@ -248,9 +248,10 @@ def test_chat(small_bundle: Path, small: ortgpt.Generator, tmp_path: Path) -> No
     fifth = talk.generate("\n", seed=7, **options).text
     assert result.stdout == "".join(f"{each}\n" for each in (first, second, third, text, fourth, fifth))
     assert saved.read_text() == talk.text
-    assert "turns = 9 (accepted: 1 to 2" in result.stderr
-    assert result.stderr.count("Ctrl-C stops it") == 2
-    assert "/what is not a command" in result.stderr
+    assert "\nturns = 9 (accepted: 1 to 2" in result.stderr
+    assert result.stderr.count("Ctrl-C stops it") == 1
+    wrong = "/what is not a command, or lacks its argument (accepted: /rewind [N], /again, /newline, /text, /save FILE,"
+    assert wrong in result.stderr
     again = run("chat", small_bundle, "--max-new-tokens", "3", stdin="It is\n a\n/rewind\n/again\n/text\n/rewind x\n")
     assert again.stdout.splitlines()[-1] == "It is" + small.generate("It is", max_new_tokens=3).text
     assert "/rewind x (accepted: a number" in again.stderr
@@ -287,3 +288,12 @@ def test_ctrl_c_ends_in_one_line(small_bundle: Path, tmp_path: Path, prompt: lis
 
 def test_options_that_were_not_given_are_left_out() -> None:
     assert read_options({"top_k": None, "stop": (), "greedy": False, "seed": 0}) == {"seed": 0}
+
+
+def test_a_line_with_half_a_character_is_continued(small_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('"a \\ud800 man"\n', encoding="utf-8")
+    done = run("generate", small_bundle, "--input", tmp_path / "in.jsonl", "--max-new-tokens", "2")
+    assert done.exit_code == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["prompt"], len(record["token_ids"])) == ("a \ud800 man", 2)
+    assert record["timings"]["tokenize_s"] > 0

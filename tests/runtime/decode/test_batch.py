@@ -123,5 +123,5 @@ def test_a_budget_splits_batches_and_keeps_the_order(
 def test_by_default_a_batchs_cache_is_a_gibibyte_at_most(small: ortgpt.Generator) -> None:
     spec = small.engine.session.cache
     assert small.engine.token_bytes == 2 * 2 * 4 * spec.head_dim * 4
-    request = prepare(small.model, ["a"] * 3, GenerationOptions())
+    request = prepare(small, ["a"] * 3, GenerationOptions())
     assert request._batch_tokens == 2**30 // small.engine.token_bytes

@@ -115,7 +115,7 @@ def test_beams_on_a_cache_without_buffers(small: ortgpt.Generator, monkeypatch: 
         ({"num_beams": 2, "temperature": 0.5}, "temperature = 0.5 cannot be combined with num_beams = 2"),
         ({"num_beams": 2, "do_sample": True}, "do_sample = True"),
         ({"num_beams": 2, "num_return_sequences": 3}, "at most num_beams = 2"),
-        ({"num_return_sequences": 2}, "the same text again"),
+        ({"num_return_sequences": 2}, "identical texts"),
         ({"length_penalty": 2.0}, "no effect without num_beams"),
         ({"num_beams": 2, "logprobs": 1}, "logprobs = 1 cannot be combined"),
         ({"num_beams": 0}, "num_beams = 0"),

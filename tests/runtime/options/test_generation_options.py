@@ -111,11 +111,13 @@ def test_arrays_without_axes_are_their_values() -> None:
 
 def test_unknown_options_are_refused_by_name() -> None:
     with pytest.raises(
-        UnknownOptionError, match=r"unknown option topk, temprature; did you mean top_k, temperature\?"
+        UnknownOptionError, match=r"^unknown option topk, temprature; did you mean top_k, temperature\?$"
     ) as caught:
         GenerationOptions.make(None, {"topk": 1, "temprature": 2})
     assert isinstance(caught.value, TypeError)
     assert isinstance(caught.value, OrtGptError)
+    with pytest.raises(UnknownOptionError, match=r"unknown option topk, zzz; did you mean top_k\? \(accepted: do_sa"):
+        GenerationOptions.make(None, {"topk": 1, "zzz": 2})
     with pytest.raises(OptionError, match="GenerationOptions"):
         GenerationOptions.make({"top_k": 1}, {})  # type: ignore[arg-type]
 

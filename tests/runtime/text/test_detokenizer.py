@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ortgpt
-from ortgpt.sequence import text_until
+from ortgpt.continuation import text_until
 from ortgpt.text.detokenizer import StopMatcher, TextStream
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 
 from ortgpt.decode.row import Row
 from ortgpt.options.resolved import ResolvedOptions
@@ -11,7 +11,7 @@ from ortgpt.text.detokenizer import StopMatcher, TextStream
 from ortgpt.text.tokenizer import Tokenizer
 
 
-class Sequence:
+class Continuation:
     """One continuation of a prompt. Text that may begin a stop string is held until it does not."""
 
     def __init__(self, row: Row, options: ResolvedOptions, tokenizer: Tokenizer) -> None:
@@ -77,7 +77,7 @@ class Sequence:
         )
 
 
-def text_until(tokenizer: Tokenizer, token_ids: Several[int], stops: Several[str]) -> tuple[str, str | None]:
+def text_until(tokenizer: Tokenizer, token_ids: Sequence[int], stops: Sequence[str]) -> tuple[str, str | None]:
     """Return the text of `token_ids` before a stop string, and the stop string or None."""
     stream, matcher = TextStream(tokenizer), StopMatcher(stops)
     ready = []
