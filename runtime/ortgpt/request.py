@@ -15,12 +15,12 @@ from ortgpt.decode.generate import check_context, generate
 from ortgpt.decode.row import Row
 from ortgpt.decode.scoring import prompt_logprobs
 from ortgpt.engine.engine import Engine
-from ortgpt.engine.kv_cache import Cache
+from ortgpt.engine.kv_cache import Cache, RowKV
 from ortgpt.errors import ContextLengthError, OptionError, PromptError
 from ortgpt.model import LoadedModel, Prompt
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.options.resolved import ResolvedOptions, sequence_seed
-from ortgpt.results import Piece, Timings
+from ortgpt.results import Piece, Timings, TokenLogprob
 from ortgpt.sampling.sampler import Sampler
 
 _CACHE_BYTES = 2**30  # of keys and values that the rows computed together take, unless the call says otherwise
@@ -100,6 +100,7 @@ class Request:
         self._cache = cache
         self._tokenize_s = sum(prompt.tokenize_s for prompt in prompts)
         self._assistants: dict[int, Engine] = {}  # those whose tokenizer was compared
+        self._echoed: dict[tuple[int, ...], list[TokenLogprob]] = {}  # by count and prompt
         self._batch_tokens = batch_tokens or max(1, _CACHE_BYTES // self._engine.token_bytes)
         self._groups = [self._begin(prompt) for prompt in prompts]  # the sequences of each prompt
         self.sequences = [sequence for group in self._groups for sequence in group]
@@ -239,23 +240,23 @@ class Request:
     def _echo(self, sequences: Sequence[Continuation]) -> None:
         """Compute the log-probabilities of prompts, and keep the keys and values for generating.
 
-        A deterministic row computes its prompt again, as without echo; so do several rows on a GPU, which takes several
-        tokens on a cache that is not empty for one row only.
+        Keys and values are computed again, as without echo, for a deterministic row; for a model with a prompt graph,
+        which rounds differently; and for several rows on a GPU, which takes several tokens on a cache that is not empty
+        for one row only.
         """
-        can_keep = self._engine.session.device.is_cpu or len(sequences) == 1
-        computed: dict[tuple[int, ...], Continuation] = {}
+        engine = self._engine
+        can_keep = engine.prefill_graph is None and (engine.session.device.is_cpu or len(sequences) == 1)
+        kept: dict[tuple[int, ...], RowKV] = {}
         for sequence in sequences:
             row, count = sequence.row, sequence.options.logprobs
             if not sequence.options.echo or count is None:
                 continue
-            same = computed.setdefault((count, *row.prompt_ids), sequence)
-            if same is sequence:
-                sequence.prompt_logprobs, row.prompt_kv = prompt_logprobs(self._engine, row.prompt_ids, count)
-            else:
-                sequence.prompt_logprobs, row.prompt_kv = same.prompt_logprobs, same.row.prompt_kv
-        for sequence in sequences:
-            if sequence.options.deterministic or not can_keep:
-                sequence.row.prompt_kv = None
+            key = (count, *row.prompt_ids)
+            if key not in self._echoed:
+                self._echoed[key], kept[key] = prompt_logprobs(engine, row.prompt_ids, count)
+            sequence.prompt_logprobs = self._echoed[key]
+            if can_keep and not sequence.options.deterministic:
+                row.prompt_kv = kept.get(key)
         if self._cache is not None and any(sequence.row.prompt_kv for sequence in sequences):
             self._cache.crop(0)  # its tokens are computed again
 

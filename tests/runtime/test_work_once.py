@@ -13,12 +13,16 @@ import pytest
 from click.testing import CliRunner
 
 import ortgpt
+import ortgpt.request
 from ortgpt.cli.main import main
 from ortgpt.decode import beam_search
+from ortgpt.decode.scoring import prompt_logprobs
+from ortgpt.engine.prefill_graph import MIN_TOKENS
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.request import prepare
 from ortgpt.sampling.processors import make_processors
 from ortgpt.text.tokenizer import Tokenizer
+from ortgpt_exporter import Quantization, quantize_bundle
 
 PROMPT = [int(token_id) for token_id in np.random.default_rng(5).integers(300, size=40)]
 
@@ -114,6 +118,32 @@ def test_echo_computes_the_prompt_once(
     assert sum(fed) == len(PROMPT) + 9  # the same prompt once
     assert [row.token_ids for row in rows[::2]] == [plain.token_ids] * 2
     assert rows[0].prompt_logprobs == rows[2].prompt_logprobs == done.prompt_logprobs
+
+
+def test_rows_that_run_alone_share_the_log_probabilities_of_their_prompt(
+    small: ortgpt.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+
+    def counting(engine: Any, ids: Any, count: int) -> Any:
+        computed.append(len(ids))
+        return prompt_logprobs(engine, ids, count)
+
+    monkeypatch.setattr(ortgpt.request, "prompt_logprobs", counting)
+    options = {"logprobs": 1, "echo": True, "max_new_tokens": 2, "deterministic": True, "seed": 1}
+    rows = small.generate_batch([PROMPT], num_return_sequences=3, **options)  # type: ignore[arg-type]
+    assert computed == [len(PROMPT)]
+    assert rows[0].prompt_logprobs == rows[1].prompt_logprobs == rows[2].prompt_logprobs
+
+
+def test_echo_changes_no_text_of_a_model_with_a_prompt_graph(small_bundle: Path, tmp_path: Path) -> None:
+    """The prompt graph rounds otherwise than the decoder, so keys and values of the decoder would change the text."""
+    how = Quantization(dtype="int4", fast_prefill=True, max_perplexity_ratio=2.0)
+    with ortgpt.load(quantize_bundle(small_bundle, tmp_path / "bundle", how).path) as generator:
+        prompts = [list(PROMPT[:1]) * MIN_TOKENS + list(PROMPT[:count]) for count in (3, 9)]
+        plain = generator.generate_batch(prompts, max_new_tokens=12, logprobs=0)
+        echoed = generator.generate_batch(prompts, max_new_tokens=12, logprobs=0, echo=True)
+        assert [row.logprobs for row in echoed] == [row.logprobs for row in plain]
 
 
 def test_echo_in_a_conversation(small: ortgpt.Generator) -> None:

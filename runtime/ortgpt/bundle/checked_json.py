@@ -22,7 +22,7 @@ from ortgpt.errors import BundleError, listed, shown
 
 MAX_LEVELS = 100  # far fewer than Python's own limit, which later readers of the values may meet too
 _SURROGATE = re.compile(r"\\u[dD]")
-_INTEGER = "an integer of 0 or more, below 2^63"
+_ACCEPTED = {str: "a string", int: "an integer of 0 or more, below 2^63", float: "a number"}
 
 Record = TypeVar("Record")
 
@@ -89,16 +89,22 @@ def checked(
     above_zero: bool = False,
     least_items: int = 0,
     accepted: str = "",
+    earlier: str = "",
+    default: Any = MISSING,
 ) -> Any:
-    """Declare a field of a dataclass whose value has to fit; `accepted` says what does, where that is a pattern."""
+    """Declare a field of a dataclass whose value has to fit; `accepted` says what does, where that is a pattern.
+
+    `earlier` is the key that earlier formats had for it.
+    """
     metadata = {
         "choices": choices,
         "pattern": re.compile(pattern) if pattern else None,
         "above_zero": above_zero,
         "least_items": least_items,
         "accepted": accepted or ", ".join(choices) or ("a number above 0" if above_zero else ""),
+        "earlier": earlier,
     }
-    return field(metadata=metadata)
+    return field(metadata=metadata, default=default)
 
 
 def read_record(kind: type[Record], values: Any, faults: list[str], prefix: str = "") -> Record:
@@ -115,9 +121,10 @@ def read_record(kind: type[Record], values: Any, faults: list[str], prefix: str 
         faults = []  # its parts are missing, too, which says nothing more
     hints = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
     for each in fields(kind):  # type: ignore[arg-type]  # a dataclass, which its TypeVar cannot say
-        if each.name in values or each.default is MISSING:
-            path = prefix + each.name
-            found[each.name] = _read(hints[each.name], values.get(each.name), faults, path, each.metadata)
+        names = (each.name, each.metadata.get("earlier", ""))
+        name = next((name for name in names if name in values), each.name)
+        if name in values or each.default is MISSING:
+            found[each.name] = _read(hints[each.name], values.get(name), faults, prefix + name, each.metadata)
     return kind(**found)
 
 
@@ -132,6 +139,8 @@ def _read(hint: Any, value: Any, faults: list[str], path: str, metadata: Mapping
         if value is not None and is_dataclass(inner[0]) and not isinstance(value, Mapping):
             faults.append(_fault(path, value, "an object or null"))
             return None
+        if inner[0] in _ACCEPTED:
+            metadata = {**metadata, "accepted": f"{metadata.get('accepted') or _ACCEPTED[inner[0]]} or null"}
         return None if value is None else _read(inner[0], value, faults, path, metadata)
     if is_dataclass(hint):
         return read_record(typing.cast("type[Any]", hint), value, faults, f"{path}.")
@@ -146,7 +155,8 @@ def _read_list(inner: Any, value: Any, faults: list[str], path: str, metadata: M
     least = metadata.get("least_items", 0)
     what = "object" if is_dataclass(inner) else "string"
     if not isinstance(value, list) or len(value) < least:
-        faults.append(_fault(path, value, f"a list with at least {least} {what}{'' if least == 1 else 's'}"))
+        counted = f"at least {least} {what}{'' if least == 1 else 's'}"
+        faults.append(_fault(path, value, f"a list with {counted}" if least else f"a list of {what}s"))
         return ()
     if inner is str and not all(isinstance(item, str) for item in value):
         faults.append(_fault(path, value, "a list of strings"))
@@ -166,13 +176,13 @@ def _read_mapping(inner: Any, value: Any, faults: list[str], path: str) -> dict[
 def _read_scalar(kind: type, value: Any, faults: list[str], path: str, metadata: Mapping[str, Any]) -> Any:
     neutral: Any = kind()
     if kind is str:
-        fits, accepted = isinstance(value, str), "a string"
+        fits = isinstance(value, str)
     elif kind is int:
-        fits, accepted = type(value) is int and 0 <= value < 2**63, _INTEGER
+        fits = type(value) is int and 0 <= value < 2**63
     else:
-        value, fits, accepted = (*_finite(value), "a number")
+        value, fits = _finite(value)
     if not fits:
-        faults.append(_fault(path, value, metadata.get("accepted") or accepted))
+        faults.append(_fault(path, value, metadata.get("accepted") or _ACCEPTED[kind]))
         return neutral
     choices, pattern = metadata.get("choices"), metadata.get("pattern")
     if (

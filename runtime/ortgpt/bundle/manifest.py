@@ -92,13 +92,13 @@ class Promise:
     """How far a logit moves at most, in units of the largest logit (float16)."""
     logit_bound: float | None = None
     """How far a logit moved at most, as measured (int8, int4)."""
-    argmax_changes_in_batch: float | None = None
+    argmax_changes_in_batch: float | None = checked(default=None, earlier="batch_flips_per_1000_tokens")
     """How many best tokens of 1,000 changed in a batch of 8, as measured."""
-    argmax_changes_beside_outliers: float | None = None
+    argmax_changes_beside_outliers: float | None = checked(default=None, earlier="outlier_flips_per_1000_tokens")
     """The same beside a row of outliers."""
-    argmax_changes_in_prefill: float | None = None
+    argmax_changes_in_prefill: float | None = checked(default=None, earlier="piece_flips_per_1000_tokens")
     """The same in a whole prefill."""
-    argmax_changes_in_steps_of_four: float | None = None
+    argmax_changes_in_steps_of_four: float | None = checked(default=None, earlier="step_flips_per_1000_tokens")
     """The same in steps of four tokens."""
 
 

@@ -521,12 +521,17 @@ def test_a_bundle_of_the_format_before_is_read_and_shown(bundle: Path) -> None:
 
     def change(manifest: dict[str, Any]) -> None:
         manifest["format"]["minor"] = 2
-        promise = {"kind": "bounded", "logit_bound": 0.25, "batch_flips_per_1000_tokens": 2.9}
+        changed = {"batch": 2.9, "outlier": 1.0, "piece": 6.8, "step": 9.7}
+        promise = {"kind": "bounded", "logit_bound": 0.25}
+        promise |= {f"{kind}_flips_per_1000_tokens": number for kind, number in changed.items()}
         manifest["precision"] |= {"dtype": "int8", "promise": promise}
 
     reseal(bundle, change)
     (line,) = (line for line in info_lines(open_bundle(bundle)) if line.startswith("promises"))
-    assert line.endswith("  bounded: a logit moves by at most 0.25")
+    assert line.endswith(
+        "  bounded: a logit moves by at most 0.25; best tokens changed of 1,000: 2.9 in a batch, 1.0 beside a row of "
+        "outliers, 6.8 in a whole prefill, 9.7 in steps of four"
+    )
 
 
 @pytest.mark.parametrize("version", [{}, {"major": 1}, {"minor": 2}, None, 1])
