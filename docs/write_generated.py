@@ -1,4 +1,4 @@
-"""Write the pages of this folder that come from the code: the command line, the options, the manifest's keys.
+"""Write the pages of this folder that come from the code: the command line, the options, the keys and fields.
 
 `python docs/write_generated.py` writes them; with `--check` it only says which of them differ, and exits with 1.
 """
@@ -20,6 +20,7 @@ import click
 import ortgpt
 from ortgpt.bundle import manifest
 from ortgpt.cli.main import main as cli
+from ortgpt_exporter.quantization.request import Quantization
 
 DOCS = Path(__file__).parent
 COLUMNS = 100  # of the help texts
@@ -30,8 +31,9 @@ _NOTE = "<!-- Written by docs/write_generated.py: change the code, then run it a
 def write_pages(folder: Path, *, check: bool) -> list[str]:
     """Write the pages that differ from the code, or only find them to `check`; return their names."""
     pages = {"cli.md": cli_page(), "options.md": options_page()}
-    name = "bundle-format.md"
-    pages[name] = with_block((folder / name).read_text(encoding="utf-8"), manifest_tables(manifest))
+    blocks = {"bundle-format.md": manifest_tables(manifest), "api/ortgpt_exporter.md": quantization_table()}
+    for name, block in blocks.items():
+        pages[name] = with_block((folder / name).read_text(encoding="utf-8"), block)
     stale = []
     for name, text in pages.items():
         path = folder / name
@@ -127,6 +129,12 @@ def manifest_tables(module: ModuleType) -> str:
             rows.append(("`sha256`", "string", "The sha256 of this file's canonical JSON without this key."))
         parts.append(table(("key", "type", "meaning"), rows) + "\n")
     return "".join(parts)
+
+
+def quantization_table() -> str:
+    """Return a table of the fields of Quantization."""
+    rows = [(f"`{each.name}`", f"`{each.type}`", each.metadata["help"]) for each in dataclasses.fields(Quantization)]
+    return table(("field", "type", "meaning"), rows)
 
 
 def records(

@@ -19,7 +19,6 @@ from transformers import GPT2LMHeadModel
 import ortgpt
 from ortgpt.engine.engine import Engine
 from ortgpt.generator import Generator
-from ortgpt.model import LoadedModel
 from ortgpt_exporter import export_bundle
 from ortgpt_exporter.evaluation.verify import TOLERANCES, verify, verify_device_topk
 from ortgpt_models import load_gpt
@@ -81,7 +80,7 @@ def check_device_topk(report: Report, generator: ortgpt.Generator) -> None:
     vocab_size = engine.config.vocab_size
     verify_device_topk(device_topk, vocab_size)
     without_topk = Engine(engine.session, engine.config, masked_tokens=vocab_size - engine.allowed_vocab_size)
-    from_all_logits = Generator(LoadedModel(generator.bundle, without_topk, generator.tokenizer))
+    from_all_logits = Generator(generator.bundle, without_topk, generator.tokenizer)
     settings: dict[str, dict[str, Any]] = {
         "greedy": {},
         "with a penalty": {"repetition_penalty": 1.3},

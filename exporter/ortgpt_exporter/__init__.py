@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ortgpt_exporter.errors import ExportError
 
 if TYPE_CHECKING:
-    from ortgpt_exporter.checkpoint.load import CheckpointSource
-    from ortgpt_exporter.export import export_bundle
-    from ortgpt_exporter.quantization.request import Quantization
-    from ortgpt_exporter.quantize import quantize_bundle
-
-__all__ = ["CheckpointSource", "ExportError", "Quantization", "export_bundle", "quantize_bundle"]
+    from ortgpt_exporter.checkpoint.load import CheckpointSource as CheckpointSource
+    from ortgpt_exporter.export import export_bundle as export_bundle
+    from ortgpt_exporter.quantization.request import Quantization as Quantization
+    from ortgpt_exporter.quantize import quantize_bundle as quantize_bundle
 
 _MODULE_OF = {
     "CheckpointSource": "checkpoint.load",
@@ -21,6 +19,7 @@ _MODULE_OF = {
     "export_bundle": "export",
     "quantize_bundle": "quantize",
 }
+__all__ = ["ExportError", *_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:

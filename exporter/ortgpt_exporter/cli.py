@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import signal
 import sys
 import threading
@@ -19,68 +20,47 @@ from ortgpt.cli.report import evidence_lines
 from ortgpt.cli.streams import printable, write_line
 from ortgpt.errors import OptionError
 from ortgpt.ort.package import install_hint
-from ortgpt_exporter.quantization.request import ALL_METHODS, BITS, BLOCK_SIZES, Quantization
+from ortgpt_exporter.quantization.request import BITS, Quantization
 from ortgpt_models.errors import ModelError
 from ortgpt_models.progress import Progress
-from ortgpt_models.recipe import Recipe
+from ortgpt_models.training_config import TrainingConfig
 
 _EXTRA_OF = {
     **dict.fromkeys(
-        ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "tokenizers", "huggingface_hub"), "export"
+        ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "tokenizers", "huggingface_hub", "httpx2"), "export"
     ),
     "matplotlib": "plot",
     "optimum": "optimum",
     "peft": "lora",
 }
 _QUANTIZATION = tuple(field.name for field in dataclasses.fields(Quantization) if field.name != "dtype")
-# The options that export and quantize share, in the order of --help.
-_SHARED_OPTIONS = (
-    click.option(
-        "--method",
-        type=click.Choice(ALL_METHODS),
-        help="How weights are rounded. gptq: by the text of --calibration. w8a8 (int8): with one scale for a row of "
-        "activations, for faster prefill. dynamic-...: Optimum's, portable int8 only. [default: scale-search; portable "
-        "int8: w8a8]",
-    ),
-    click.option(
-        "--block-size",
-        type=int,
-        help=f"Weights that share a scale: {', '.join(map(str, BLOCK_SIZES[:-1]))} or {BLOCK_SIZES[-1]}. "
-        "[default: 128; embedding and head: int8 64, int4 32]",
-    ),
-    click.option(
-        "--head-dtype", type=click.Choice(list(BITS)), help="Precision of embedding and head. [default: as the rest]"
-    ),
-    click.option(
-        "--fast-prefill",
-        is_flag=True,
-        help="Add a second graph for prompts, native only, which computes them twice as fast. It opens, and takes "
-        "memory, with the first prompt of 32 tokens. In int4 it adds a byte a weight on disk.",
-    ),
-    click.option("--calibration", type=click.Path(path_type=Path), help="UTF-8 text for the method gptq."),
-    click.option(
-        "--eval",
-        "eval_text",
-        type=click.Path(path_type=Path),
-        help="UTF-8 text to measure on. [default: 2,048 tokens drawn from the float32 model]",
-    ),
-    click.option(
-        "--max-perplexity-ratio",
-        type=float,
-        help="Write no bundle if the ratio to the float32 perplexity is larger. [default: int8 1.01, int4 1.05]",
-    ),
-    click.option("--max-kl", type=float, help="Write no bundle if the mean KL divergence, in nats, is larger."),
-    click.option(
-        "--external-data", is_flag=True, help="Put even small weights of a portable graph into a file of their own."
-    ),
-    click.option("--force", is_flag=True, help="Replace an existing bundle, after the new one is complete."),
-)
+
+
+def _add_flags(command: Any, settings: Iterable[dataclasses.Field[Any]]) -> Any:
+    """Add a flag for each setting that a dataclass declares."""
+    for setting in reversed([*settings]):
+        metadata = setting.metadata
+        flag = metadata.get("flag") or f"--{setting.name.replace('_', '-')}"
+        kind: Any = metadata.get("kind") or type(setting.default)
+        if kind is str:
+            kind = click.Choice(metadata["choices"])
+        elif kind is Path:
+            kind = click.Path(path_type=Path)
+        values = {"is_flag": True} if kind is bool else {"type": kind, "default": setting.default}
+        command = click.option(
+            flag, setting.name, help=metadata["help"], show_default=setting.default is not None, **values
+        )(command)
+    return command
 
 
 def _shared_options(command: Any) -> Any:
-    for option in reversed(_SHARED_OPTIONS):
-        command = option(command)
-    return command
+    """Add the options that export and quantize share."""
+    for flag, help in (
+        ("--force", "Replace an existing bundle, after the new one is complete."),
+        ("--external-data", "Put even small weights of a portable graph into a file of their own."),
+    ):
+        command = click.option(flag, is_flag=True, help=help)(command)
+    return _add_flags(command, [each for each in dataclasses.fields(Quantization) if each.name in _QUANTIZATION])
 
 
 @click.command()
@@ -108,7 +88,9 @@ def _shared_options(command: Any) -> Any:
     help="The device to run on; cuda needs native and float16.",
 )
 @click.option(
-    "--tokenizer", metavar="PATH|ID", help="Folder or hub id to take the tokenizer from; a nanoGPT file needs it."
+    "--tokenizer",
+    metavar="PATH|ID",
+    help="Folder or hub id to take the tokenizer from. [default: CHECKPOINT, unless it is a file]",
 )
 @click.option("--adapter", metavar="PATH|ID", help="Folder or hub id of a PEFT adapter to merge into the weights.")
 @click.option("--revision", help="Branch, tag or commit of the hub id. [default: main]")
@@ -131,8 +113,8 @@ def export(
 ) -> None:
     """Export CHECKPOINT to a bundle, and compare the bundle with PyTorch.
 
-    CHECKPOINT is a Hugging Face GPT-2 folder, a hub id (openai-community/gpt2), a nanoGPT ckpt.pt, or `austen`, the
-    model that comes with this package.
+    CHECKPOINT is a Hugging Face GPT-2 folder, a hub id (openai-community/gpt2), a nanoGPT ckpt.pt, or, in
+    a clone of this project, `austen`.
     """
     with one_line_errors():
         from ortgpt_exporter.checkpoint.load import CheckpointSource
@@ -187,12 +169,9 @@ def _sweep(bundle: Path, eval_text: Path | None, plot: Path | None, other_flags:
     """Try the recipes and write the table. Raises UsageError for options that would have no effect."""
     if other_flags:
         raise click.UsageError(f"{', '.join(other_flags)} would have no effect (accepted with --sweep: --eval, --plot)")
-    if plot is not None and not plot.absolute().parent.is_dir():
-        raise click.UsageError(f"--plot {plot}: the folder {plot.absolute().parent} does not exist")
-    if plot is not None and plot.is_dir():
-        raise click.UsageError(f"--plot {plot} is a folder (accepted: a name that ends in .png or .svg)")
-    if plot is not None and plot.suffix not in (".png", ".svg"):
-        raise click.UsageError(f"--plot {plot} (accepted: a name that ends in .png or .svg)")
+    is_place = plot is None or (plot.absolute().parent.is_dir() and not plot.is_dir())
+    if plot is not None and not (is_place and plot.suffix in (".png", ".svg")):
+        raise click.UsageError(f"--plot {plot} (accepted: a file in an existing folder that ends in .png or .svg)")
     with one_line_errors():
         from ortgpt_exporter.sweep import plot_trials, sweep_bundle
 
@@ -205,12 +184,12 @@ def _sweep(bundle: Path, eval_text: Path | None, plot: Path | None, other_flags:
         for trial in trials:
             write_line(
                 f"{'*' if trial.on_frontier else ' '} {trial.recipe:<56}{trial.size_bytes / 1e6:>8.1f}"
-                f"{trial.perplexity_ratio:>11.4f}{trial.kl:>10.5f}{trial.prefill_tokens_per_s:>11,.0f}"
-                f"{trial.decode_tokens_per_s:>10,.0f}"
+                f"{trial.divergence.perplexity_ratio:>11.4f}{trial.divergence.kl:>10.5f}"
+                f"{trial.speed.prefill:>11,.0f}{trial.speed.decode:>10,.0f}"
             )
         if plot is not None:
             plot_trials(trials, plot)
-    click.echo("* no other is as small, as close to float32 and as fast in decoding", err=True)
+    click.echo("* on the frontier: no other recipe is as small, as close to float32 and as fast in decoding", err=True)
 
 
 def _quantization(dtype: str | None, options: Mapping[str, Any]) -> Quantization | None:
@@ -252,23 +231,11 @@ def _write_summary(bundle: Bundle, out: Path) -> None:
     click.echo(f"{out}  {size / 1e6:.1f} MB  {manifest.precision.dtype}  {bundle.config.n_layer} layers", err=True)
 
 
-def _recipe_options(command: Any) -> Any:
-    """Add a flag for each setting of a training recipe."""
-    for setting in reversed(dataclasses.fields(Recipe)):
-        flag, help = f"--{setting.name.replace('_', '-')}", setting.metadata["help"]
-        if setting.default is False:
-            command = click.option(flag, is_flag=True, help=help)(command)
-        else:
-            kind = type(setting.default)
-            command = click.option(flag, type=kind, default=setting.default, show_default=True, help=help)(command)
-    return command
-
-
 @click.command()
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...", type=click.Path(path_type=Path))
 @click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The checkpoint folder to write.")
 @click.option("--held-out", type=click.Path(path_type=Path), help="Text to measure on. [default: the last 5% of TEXT]")
-@_recipe_options
+@lambda command: _add_flags(command, dataclasses.fields(TrainingConfig))
 def train(texts: tuple[Path, ...], out: Path, held_out: Path | None, **options: Any) -> None:
     """Train a small GPT-2 from scratch on UTF-8 text files, into a Hugging Face folder.
 
@@ -277,12 +244,12 @@ def train(texts: tuple[Path, ...], out: Path, held_out: Path | None, **options: 
     with one_line_errors():
         from ortgpt_models.train import train as train_checkpoint
 
-        recipe = Recipe(**options)
+        config = TrainingConfig(**options)
         with _bar("train") as bar:
             bits = train_checkpoint(
                 texts,
                 out,
-                recipe=recipe,
+                config=config,
                 held_out=held_out,
                 on_progress=lambda progress: _show(bar, progress),
                 on_note=_write_note,
@@ -318,8 +285,9 @@ def one_line_errors() -> Iterator[None]:
             raise
         # Optimum pins an old transformers.
         place = ", in an environment of its own" if extra == "optimum" else ""
+        extras = [extra] if importlib.util.find_spec("onnxruntime") else ["cpu", extra]
         raise click.ClickException(
-            f"this command needs {package}, which is not installed; {install_hint(extra)}{place}"
+            f"this command needs {package}, which is not installed; {install_hint(*extras)}{place}"
         ) from error
     except ModelError as error:
         raise click.ClickException(printable(str(error), kept="\n")) from error

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -26,6 +27,8 @@ from ortgpt.bundle.manifest import (
 from ortgpt.bundle.model_config import ModelConfig
 from ortgpt.contract import (
     CACHE_KINDS,
+    FORMAT_MAJOR,
+    FORMAT_MINOR,
     MINIMUM_ONNXRUNTIME,
     DType,
     File,
@@ -34,7 +37,6 @@ from ortgpt.contract import (
     PromiseKind,
     RecipeName,
     Role,
-    Spec,
     Target,
     Task,
     TokenizerKind,
@@ -44,14 +46,14 @@ from ortgpt.engine.device_topk import open_device_topk
 from ortgpt.errors import OptionError, shown
 from ortgpt_exporter.checkpoint.load import Checkpoint, CheckpointSource, load_checkpoint
 from ortgpt_exporter.errors import ExportError
-from ortgpt_exporter.evaluation.verify import TOLERANCES, check_names, verify, verify_device_topk
+from ortgpt_exporter.evaluation.verify import TOLERANCES, check_count, verify, verify_device_topk
 from ortgpt_exporter.graph.fusions import optimize_graph
 from ortgpt_exporter.graph.save import save_graph
 from ortgpt_exporter.graph.to_onnx import cache_head_dim, export_graph, tensors_of
 from ortgpt_exporter.graph.topk_graph import topk_graph
 from ortgpt_exporter.portable_files import portable_files
 from ortgpt_exporter.progress import Steps
-from ortgpt_exporter.quantization.request import BITS, Quantization, check_quantization
+from ortgpt_exporter.quantization.request import BITS, Quantization, check_quantization, check_type
 from ortgpt_exporter.quantization.write import open_engine
 from ortgpt_exporter.quantize import quantize_opened
 from ortgpt_exporter.target_folder import check_target
@@ -133,7 +135,7 @@ def export_bundle(
     export_format = ExportFormat(flavour=flavour, target=target, dtype=dtype or "", external_data=external_data)
     out = Path(os.path.abspath(out))
     check_target(out, force=force)
-    if quantization is not None and quantization.dtype != export_format.dtype:
+    if quantization is not None and check_type(quantization).dtype != export_format.dtype:
         raise OptionError(
             f"quantization.dtype = {shown(quantization.dtype)} with dtype {export_format.dtype!r} (accepted: the same)"
         )
@@ -162,7 +164,7 @@ def _export(
     checkpoint = load_checkpoint(source, on_progress=on_progress)
     for note in checkpoint.notes:
         on_note(note)
-    steps = Steps(on_progress, 6 + len(check_names(checkpoint.gpt.config.n_positions)), begun=1)  # after the loading
+    steps = Steps(on_progress, 6 + check_count(checkpoint.gpt.config.n_positions), begun=1)  # after the loading
     with write_folder(out, replace=force) as folder:
         manifest = _write(checkpoint, export_format, folder, steps)
         manifest = replace(manifest, verification=_verify(folder, manifest, checkpoint, steps))
@@ -176,7 +178,13 @@ def _export(
 def _write(checkpoint: Checkpoint, export_format: ExportFormat, folder: Path, steps: Steps) -> Manifest:
     """Write every file but the manifest, and return the manifest without its verification."""
     config, flavour, dtype = checkpoint.gpt.config, export_format.flavour, export_format.dtype
-    _write_graph(checkpoint, export_format, folder, steps)
+    steps.next("exporting the graph")
+    model = export_graph(checkpoint.gpt, flavour, dtype)
+    steps.next("optimising the graph")
+    optimize_graph(model, config, flavour, dtype)
+    steps.next("writing the weights")
+    save_graph(model, folder, flavour, external_data=export_format.external_data)
+    del model
     texts = {
         File.CONFIG: json.dumps(config.to_dict(), indent=2) + "\n",
         File.GENERATION_CONFIG: json.dumps(checkpoint.generation_config, indent=2) + "\n",
@@ -187,14 +195,16 @@ def _write(checkpoint: Checkpoint, export_format: ExportFormat, folder: Path, st
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", newline="")
     cache = CacheSpec(kind=CACHE_KINDS[flavour], dtype=dtype, head_dim=cache_head_dim(config, flavour))
-    graphs = [_graph_spec(Role.DECODER, File.MODEL, export_format, tensors_of(config, flavour, dtype), cache)]
+    inputs, outputs = map(tuple, tensors_of(config, flavour, dtype))
+    make = partial(GraphSpec, flavour=flavour, target=export_format.target)
+    graphs = [make(role=Role.DECODER, file=File.MODEL, cache=cache, inputs=inputs, outputs=outputs)]
     allowed = checkpoint.tokenizer_files.tokenizer.vocab_size
     if export_format.target != Target.CPU:
         onnx.save(topk_graph(config.vocab_size, allowed), folder / File.SELECT)
-        tensors = topk_tensors(config.vocab_size, allowed)
-        graphs.append(_graph_spec(Role.SELECTOR, File.SELECT, export_format, tensors, None))
+        inputs, outputs = map(tuple, topk_tensors(config.vocab_size, allowed))
+        graphs.append(make(role=Role.SELECTOR, file=File.SELECT, cache=None, inputs=inputs, outputs=outputs))
     return Manifest(
-        format=Format(),
+        format=Format(major=FORMAT_MAJOR, minor=FORMAT_MINOR),
         task=Task.TEXT_GENERATION,
         architecture=Architecture(norm=Norm.PRE),
         tokenizer=TokenizerSpec(kind=TokenizerKind.BYTE_LEVEL_BPE),
@@ -206,29 +216,6 @@ def _write(checkpoint: Checkpoint, export_format: ExportFormat, folder: Path, st
         masked_tokens=config.vocab_size - allowed,
         verification=(),
     )
-
-
-def _graph_spec(
-    role: str,
-    file: str,
-    export_format: ExportFormat,
-    tensors: tuple[Mapping[str, Spec], Mapping[str, Spec]],
-    cache: CacheSpec | None,
-) -> GraphSpec:
-    inputs, outputs = map(tuple, tensors)
-    flavour, target = export_format.flavour, export_format.target
-    return GraphSpec(role=role, file=file, flavour=flavour, target=target, cache=cache, inputs=inputs, outputs=outputs)
-
-
-def _write_graph(checkpoint: Checkpoint, export_format: ExportFormat, folder: Path, steps: Steps) -> None:
-    """Write the graph and its weights."""
-    flavour, dtype = export_format.flavour, export_format.dtype
-    steps.next("exporting the graph")
-    model = export_graph(checkpoint.gpt, flavour, dtype)
-    steps.next("optimising the graph")
-    optimize_graph(model, checkpoint.gpt.config, flavour, dtype)
-    steps.next("writing the weights")
-    save_graph(model, folder, flavour, external_data=export_format.external_data)
 
 
 def _verify(folder: Path, manifest: Manifest, checkpoint: Checkpoint, steps: Steps) -> tuple[Check, ...]:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
 
 from ortgpt.bundle.folder import Bundle, describe_files, open_bundle
-from ortgpt.bundle.manifest import Evidence, Manifest, Precision, Promise
-from ortgpt.contract import DType, File, PromiseKind, RecipeName
+from ortgpt.bundle.manifest import Evidence, Precision, Promise
+from ortgpt.contract import DType, File, PromiseKind, RecipeName, Target
 from ortgpt.engine.engine import Engine
-from ortgpt.errors import BundleError
-from ortgpt.model import LoadedModel
+from ortgpt.model import LoadedModel, open_model
 from ortgpt.ort.cpus import cpu_features
 from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
-from ortgpt_exporter.evaluation.batch_effects import BatchEffects, measure_batch_effects
+from ortgpt_exporter.evaluation.batch_effects import measure_batch_effects
 from ortgpt_exporter.evaluation.divergence import Divergence, compare
 from ortgpt_exporter.evaluation.sample import sample_rows
 from ortgpt_exporter.evaluation.speed import measure_speed
@@ -39,11 +38,11 @@ from ortgpt_exporter.quantization.write import (
     write_quantized,
 )
 from ortgpt_exporter.target_folder import check_target
-from ortgpt_exporter.texts import MIN_MEASURED, TextRows, read_text, rows_to_measure, spread_rows
+from ortgpt_exporter.texts import TextRows, read_text, rows_to_measure, spread_rows
 from ortgpt_models.atomic_folder import write_folder
 from ortgpt_models.progress import OnProgress, Progress
 
-_WIDENED = (4, 2)  # if 4 bits fail the gate, one in so many matrices gets 8 bits: first a quarter, then half
+_WIDENED = (4, 2)  # if 4 bits lose too much accuracy, one in so many matrices gets 8 bits: first a quarter, then half
 
 
 def quantize_bundle(
@@ -77,9 +76,13 @@ def quantize_opened(
 ) -> Bundle:
     """Do the work of quantize_bundle() for an opened bundle with intact files and a checked request."""
     recipe = recipe_for(source, quantization)
-    tokenizer = load_tokenizer(source)
-    calibration = calibration_for(source, recipe, tokenizer, quantization)
-    measurement = _Measurement(source, tokenizer, quantization, on_progress)
+    on_progress(Progress("opening the float32 bundle", 0, 1))
+    model = open_float32(source)
+    calibration = calibration_for(source, recipe, model.tokenizer, quantization)
+    text = rows_to_measure(model, quantization.eval_text)
+    # The text of a request may be too short, or have one row.
+    rows = text.rows if quantization.eval_text is None else sample_rows(model.engine, model.start_id)
+    del model  # neither graph takes memory while matrices are rounded
     retries = _WIDENED if recipe.dtype == DType.INT4 else ()
     matrices: RoundedMatrices | None = {} if retries else None  # what a retry does not round again
     with write_folder(out, replace=force) as folder:
@@ -91,31 +94,42 @@ def quantize_opened(
                 source, folder, recipe, calibration=calibration, external_data=external_data, rounded=matrices
             )
             in_4_bits = report if part == 0 else in_4_bits
-            divergence, measured = measurement.measure(folder, report)
-            if measured is not None:
+            steps = Steps(on_progress, len(text.rows) + 3, begun=1)
+            engines = [open_engine(source), open_quantized(source, folder)]
+            divergence = compare(engines[0], engines[1], text.rows, on_row=partial(steps.next, "measuring"))
+            if _accepts(quantization, divergence):
                 break
-        if measured is None:
+            engines.clear()
+        else:
             raise ExportError(_failure(recipe, divergence, quantization))
-        manifest = _manifest(source, folder, recipe, calibration, measured)
+        baseline, candidate = engines
+        steps.next("measuring batch effects")
+        bounded = recipe.name != RecipeName.DYNAMIC_TENSOR
+        kind = PromiseKind.BOUNDED if bounded else PromiseKind.BATCH_DEPENDENT
+        promise = measure_batch_effects(candidate, rows, kind)
+        steps.next("measuring speed")
+        manifest = replace(
+            source.manifest,
+            graphs=graphs_in(source, folder),
+            precision=_precision(recipe, calibration, promise),
+            files=describe_files(folder, [path.name for path in folder.iterdir()]),
+            verification=(),
+            evidence=_evidence(baseline, candidate, folder, report, divergence, text),
+        )
         (folder / File.MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
         bundle = open_bundle(folder)
+        steps.finish()
     return replace(bundle, path=out)
+
+
+def open_float32(source: Bundle) -> LoadedModel:
+    """Open the bundle to quantise on the CPU."""
+    return open_model(source.path, device=Target.CPU, threads=None, verify="size")
 
 
 def recipe_for(source: Bundle, quantization: Quantization) -> Recipe:
     """Return the recipe for a bundle. Raises ExportError if the request does not fit its matrices."""
     return make_recipe(quantization, source_widths(source), flavour=source.manifest.graphs[0].flavour)
-
-
-def load_tokenizer(source: Bundle) -> Tokenizer:
-    """Return the tokenizer of a bundle. Raises BundleError if it is not the model's."""
-    tokenizer = Tokenizer.load(source.path)
-    model_ids = source.config.vocab_size - source.manifest.masked_tokens
-    if tokenizer.vocab_size != model_ids:
-        raise BundleError(
-            f"{source.path}: the tokenizer has {tokenizer.vocab_size} ids, the model {model_ids}; export it again"
-        )
-    return tokenizer
 
 
 def calibration_for(
@@ -128,52 +142,6 @@ def calibration_for(
     return spread_rows(text, min(ROW_TOKENS, source.config.n_positions), max_tokens=MAX_TOKENS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Measured:
-    """What is measured only of a quantised graph whose loss is accepted."""
-
-    evidence: Evidence
-    batch_effects: BatchEffects
-
-
-class _Measurement:
-    """Compares quantised graphs with one float32 bundle, all on the same text."""
-
-    def __init__(
-        self, source: Bundle, tokenizer: Tokenizer, quantization: Quantization, on_progress: OnProgress
-    ) -> None:
-        """Read the text to measure on, if the request names one. Raises ExportError for a short one."""
-        path = quantization.eval_text
-        self._text = None if path is None else read_text(tokenizer, path, min_tokens=MIN_MEASURED)
-        self._rows: TextRows | None = None
-        self._source = source
-        self._tokenizer = tokenizer
-        self._quantization = quantization
-        self._on_progress = on_progress
-
-    def measure(self, folder: Path, report: Report) -> tuple[Divergence, _Measured | None]:
-        """Open both graphs and compare them; measure the rest if the loss is accepted.
-
-        The float32 graph is opened each time, so that it takes no memory while matrices are rounded.
-        """
-        model = LoadedModel(self._source, open_engine(self._source), self._tokenizer)
-        self._rows = self._rows or rows_to_measure(model, self._text)
-        text, baseline = self._rows, model.engine
-        steps = Steps(self._on_progress, len(text.rows) + 3, begun=1)
-        candidate = open_quantized(self._source, folder)
-        divergence = compare(baseline, candidate, text.rows, on_row=lambda: steps.next("measuring"))
-        if not _accepts(self._quantization, divergence):
-            return divergence, None
-        steps.next("measuring batch effects")
-        # The text of a request may be too short, or have one row.
-        rows = text.rows if self._text is None else sample_rows(baseline, model.start_id)
-        batch_effects = measure_batch_effects(candidate, rows)
-        steps.next("measuring speed")
-        evidence = _evidence(baseline, candidate, folder, report, divergence, text)
-        steps.finish()
-        return divergence, _Measured(evidence=evidence, batch_effects=batch_effects)
-
-
 def _accepts(quantization: Quantization, divergence: Divergence) -> bool:
     max_kl = math.inf if quantization.max_kl is None else quantization.max_kl
     return divergence.perplexity_ratio <= quantization.max_ratio and divergence.kl <= max_kl
@@ -182,16 +150,18 @@ def _accepts(quantization: Quantization, divergence: Divergence) -> bool:
 def _failure(recipe: Recipe, divergence: Divergence, quantization: Quantization) -> str:
     wider = f", with {len(recipe.wider)} matrices in 8 bits" if recipe.wider else ""
     max_kl = "any" if quantization.max_kl is None else repr(quantization.max_kl)
-    hints = ["a wider gate"]
+    hints = [
+        "a larger max_perplexity_ratio" if quantization.max_kl is None else "a larger max_perplexity_ratio or max_kl"
+    ]
     if recipe.dtype == DType.INT4:
         hints += [DType.INT8] if recipe.head_dtype == DType.INT8 else [DType.INT8, f"head_dtype {DType.INT8}"]
         hints += [] if recipe.method == GPTQ else [f"the method {GPTQ}"]
     if recipe.block_size is not None and recipe.block_size > BLOCK_SIZES[-1]:
         hints.append("a smaller block_size")
     return (
-        f"the {recipe.dtype} bundle fails its gate: perplexity ratio {divergence.perplexity_ratio:.4f} (accepted: "
-        f"{quantization.max_ratio!r}), KL {divergence.kl:.3g} (accepted: {max_kl}) over {divergence.tokens:,} "
-        f"tokens{wider}; try {', '.join(hints[:0:-1])}{' or ' if hints[1:] else ''}{hints[0]}"
+        f"the {recipe.dtype} bundle loses too much accuracy: perplexity ratio {divergence.perplexity_ratio:.4f} "
+        f"(accepted: {quantization.max_ratio!r}), KL {divergence.kl:.3g} (accepted: {max_kl}) over "
+        f"{divergence.tokens:,} tokens{wider}; try {', '.join(hints[:0:-1])}{' or ' if hints[1:] else ''}{hints[0]}"
     )
 
 
@@ -230,23 +200,8 @@ def _evidence(
     )
 
 
-def _manifest(
-    source: Bundle, folder: Path, recipe: Recipe, calibration: TextRows | None, measured: _Measured
-) -> Manifest:
-    """Return the manifest of a quantised bundle."""
-    bounded = recipe.name != RecipeName.DYNAMIC_TENSOR
-    promise = Promise(
-        kind=PromiseKind.BOUNDED if bounded else PromiseKind.BATCH_DEPENDENT,
-        **dataclasses.asdict(measured.batch_effects),
-    )
+def _precision(recipe: Recipe, calibration: TextRows | None, promise: Promise) -> Precision:
     parameters = recipe.parameters
     if calibration is not None:
         parameters["calibration"] = {"text": calibration.name, "tokens": calibration.tokens}
-    return replace(
-        source.manifest,
-        graphs=graphs_in(source, folder),
-        precision=Precision(dtype=recipe.dtype, recipe=recipe.name, parameters=parameters, promise=promise),
-        files=describe_files(folder, [path.name for path in folder.iterdir()]),
-        verification=(),
-        evidence=measured.evidence,
-    )
+    return Precision(dtype=recipe.dtype, recipe=recipe.name, parameters=parameters, promise=promise)

@@ -12,24 +12,12 @@ from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.evaluation.sample import Ids, sample_rows, split_rows
 
-MIN_MEASURED = 128  # tokens; a measurement on fewer says nothing
-
-
-@dataclass(frozen=True)
-class Text:
-    """A text as token ids."""
-
-    name: str
-    """The name of its file."""
-    token_ids: Ids
-    """All of its token ids."""
-    size_bytes: int
-    """Its size in bytes."""
+_MIN_MEASURED = 128  # tokens; a measurement on fewer says nothing
 
 
 @dataclass(frozen=True)
 class TextRows:
-    """A text in rows of token ids."""
+    """A text in rows of token ids; as it is read, in one row."""
 
     name: str
     """The name of its file, or where it comes from."""
@@ -44,13 +32,13 @@ class TextRows:
         return sum(map(len, self.rows))
 
 
-def read_text(tokenizer: Tokenizer, path: str | Path, *, min_tokens: int) -> Text:
+def read_text(tokenizer: Tokenizer, path: str | Path, *, min_tokens: int) -> TextRows:
     """Read a UTF-8 file. Raises ExportError if it is not UTF-8 or has fewer than `min_tokens` tokens; OSError."""
     text = read_utf8(path)
     ids = tokenizer.encode(text)
     if len(ids) < min_tokens:
         raise ExportError(f"{path} has {len(ids)} tokens (accepted: {min_tokens} or more); name a longer text")
-    return Text(Path(path).name, ids, len(text.encode()))
+    return TextRows(Path(path).name, [ids], len(text.encode()))
 
 
 def read_utf8(path: str | Path) -> str:
@@ -61,24 +49,25 @@ def read_utf8(path: str | Path) -> str:
         raise ExportError(f"{path} is not UTF-8 text: {error}; convert it first") from None
 
 
-def spread_rows(text: Text, width: int, *, max_tokens: int) -> TextRows:
+def spread_rows(text: TextRows, width: int, *, max_tokens: int) -> TextRows:
     """Cut a text into rows of `width` tokens. Of a long text keep about `max_tokens`, in rows spread evenly over it."""
-    ids = text.token_ids
+    (ids,) = text.rows
     rows = [ids[begin : begin + width] for begin in range(0, len(ids), width)]
     kept = np.linspace(0, len(rows) - 1, min(len(rows), max(1, max_tokens // width))).round().astype(int)
     return TextRows(text.name, [rows[index] for index in kept], text.size_bytes)
 
 
-def rows_to_measure(model: LoadedModel, text: Text | None) -> TextRows:
-    """Return the rows to predict, each after the start id; without a text, rows drawn from the model itself.
+def rows_to_measure(model: LoadedModel, path: str | Path | None) -> TextRows:
+    """Return the rows of a text to predict, each after the start id; without a text, rows drawn from the model itself.
 
-    Raises ExportError for a context of 1 token.
+    Raises ExportError for a context of 1 token, or a text that is not UTF-8 or has fewer than 128 tokens; OSError.
     """
     n_positions = model.engine.config.n_positions
     if n_positions < 2:
         raise ExportError("a model with a context of 1 token predicts no text, so nothing can be measured")
-    if text is not None:
-        return TextRows(text.name, split_rows(text.token_ids, model.start_id, n_positions), text.size_bytes)
+    if path is not None:
+        text = read_text(model.tokenizer, path, min_tokens=_MIN_MEASURED)
+        return TextRows(text.name, split_rows(text.rows[0], model.start_id, n_positions), text.size_bytes)
     rows = sample_rows(model.engine, model.start_id)
     size_bytes = sum(len(model.tokenizer.token_bytes(token_id)) for row in rows for token_id in row[1:])
     return TextRows("drawn from the float32 model", rows, size_bytes)

@@ -9,37 +9,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ortgpt_models.config import PRESETS, GPTConfig
-    from ortgpt_models.errors import ModelError
-    from ortgpt_models.gpt import GPT, FullAttention
-    from ortgpt_models.hf_checkpoint import load_config, load_gpt, save_gpt, weight_files
-    from ortgpt_models.nanogpt import load_nanogpt
-
-__all__ = [
-    "GPT",
-    "PRESETS",
-    "FullAttention",
-    "GPTConfig",
-    "ModelError",
-    "load_config",
-    "load_gpt",
-    "load_nanogpt",
-    "save_gpt",
-    "weight_files",
-]
+    from ortgpt_models.config import GPTConfig as GPTConfig
+    from ortgpt_models.errors import ModelError as ModelError
+    from ortgpt_models.gpt import GPT as GPT
+    from ortgpt_models.gpt import FullAttention as FullAttention
+    from ortgpt_models.hf_checkpoint import load_gpt as load_gpt
+    from ortgpt_models.hf_checkpoint import save_gpt as save_gpt
+    from ortgpt_models.hf_checkpoint import weight_files as weight_files
+    from ortgpt_models.nanogpt import load_nanogpt as load_nanogpt
 
 _MODULE_OF = {
     "GPT": "gpt",
-    "PRESETS": "config",
     "FullAttention": "gpt",
     "GPTConfig": "config",
     "ModelError": "errors",
-    "load_config": "hf_checkpoint",
     "load_gpt": "hf_checkpoint",
     "load_nanogpt": "nanogpt",
     "save_gpt": "hf_checkpoint",
     "weight_files": "hf_checkpoint",
 }
+__all__ = [*_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:

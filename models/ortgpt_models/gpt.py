@@ -66,7 +66,7 @@ def take_positions(x: Tensor, positions: Tensor | None) -> Tensor:
 
 
 class Conv1D(nn.Module):
-    """A linear layer whose weight is stored (in, out), as in GPT-2 checkpoints."""
+    """A linear layer whose weight is stored (n_in, n_out), as in GPT-2 checkpoints; the bias is (n_out,)."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
@@ -74,10 +74,16 @@ class Conv1D(nn.Module):
         self.bias = nn.Parameter(torch.empty(n_out))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map (..., n_in) to (..., n_out)."""
         return x @ self.weight + self.bias
 
 
 class Attention(nn.Module):
+    """The attention of one layer: project to query, key and value, attend, and project back.
+
+    `c_attn` is (n_embd, 3 × n_embd), with query, key and value side by side; `c_proj` is (n_embd, n_embd).
+    """
+
     def __init__(self, config: GPTConfig, layer_index: int) -> None:
         super().__init__()
         self.layer_index = layer_index
@@ -96,6 +102,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """The MLP of one layer: `c_fc` (n_embd, inner_dim), the activation, `c_proj` (inner_dim, n_embd)."""
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.c_fc = Conv1D(config.n_embd, config.inner_dim)
@@ -104,6 +112,7 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(config.resid_pdrop)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, seq, n_embd) to (batch, seq, n_embd)."""
         out: Tensor = self.dropout(self.c_proj(self.act(self.c_fc(x))))
         return out
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -31,11 +30,6 @@ _PREFIX = "transformer."
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".ckpt", ".gguf")
 
 
-def load_config(folder: Path) -> GPTConfig:
-    """Read `folder`/config.json. Raises ModelError if it is missing, damaged or describes another network."""
-    return GPTConfig.from_dict(_read_config(Path(folder)))
-
-
 def weight_files(folder: Path) -> list[Path]:
     """Return the files that load_gpt reads the tensors of a Hugging Face folder from, in order.
 
@@ -53,7 +47,7 @@ def load_gpt(folder: Path) -> GPT:
     holds NaN or infinity; or a stored head that differs from the token embedding.
     """
     folder = Path(folder)
-    values = _read_config(folder)
+    values = read_json_object(folder / CONFIG_FILE, "a Hugging Face GPT-2 folder")
     config = GPTConfig.from_dict(values)
     source = _find_source(folder)
     stored = open_shards(source) if source.name.endswith(INDEX_SUFFIX) else open_tensor_file(source)
@@ -76,10 +70,6 @@ def save_gpt(gpt: GPT, folder: Path, *, dtype: torch.dtype = torch.float32) -> N
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tensors = {_PREFIX + name: tensor.detach().to(dtype).contiguous() for name, tensor in gpt.state_dict().items()}
     (folder / WEIGHTS_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))  # a full disk is an OSError this way
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    return read_json_object(folder / CONFIG_FILE, "a Hugging Face GPT-2 folder")
 
 
 def _find_source(folder: Path) -> Path:

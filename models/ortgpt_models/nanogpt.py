@@ -24,13 +24,7 @@ from ortgpt_models.state_dict import assemble_gpt, name_tensors
 from ortgpt_models.tensor_files import StoredTensor, load_torch_file, state_tensors
 
 # Our name of each size by nanoGPT's.
-_SIZES = {
-    "n_layer": "n_layer",
-    "n_head": "n_head",
-    "n_embd": "n_embd",
-    "block_size": "n_positions",
-    "vocab_size": "vocab_size",
-}
+_SIZES = {name: name for name in ("n_layer", "n_head", "n_embd", "vocab_size")} | {"block_size": "n_positions"}
 _PREFIX = re.compile(r"((_orig_mod|module)\.)*(transformer\.)?")  # torch.compile, DistributedDataParallel
 
 

@@ -139,15 +139,18 @@ def state_tensors(path: Path, state: Any) -> dict[str, StoredTensor]:
     """Return the tensors of a state dict from the file `path`, by key. Raises ModelError if `state` is not one."""
     if not isinstance(state, Mapping):
         raise ModelError(f"{path} holds a {type(state).__name__}; expected a state dict: tensors by name")
-    odd = [f"{key!r} is a {type(value).__name__}" for key, value in state.items() if not _is_entry(key, value)]
+    odd = [
+        f"{key!r} is a {type(value).__name__}"
+        for key, value in state.items()
+        if not (isinstance(key, str) and isinstance(value, Tensor))
+    ]
     if odd:
         raise ModelError(f"{path} is not a state dict, which holds tensors by name only: {'; '.join(odd)}")
     short = [key for key, tensor in state.items() if _is_short(tensor)]
     if short:
         raise ModelError(f"{path} stores fewer numbers than {', '.join(short[:5])} has; save the tensors whole")
     return {
-        key: StoredTensor(key, tuple(tensor.shape), _dtype_name(tensor), partial(_itself, tensor))
-        for key, tensor in state.items()
+        key: StoredTensor(key, tuple(tensor.shape), _dtype_name(tensor), tensor.detach) for key, tensor in state.items()
     }
 
 
@@ -171,14 +174,6 @@ def _load_alone(path: Path, key: str) -> Tensor:
     with safe_open(path, framework="pt") as file:
         tensor: Tensor = file.get_tensor(key)
     return tensor
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _is_entry(key: object, value: object) -> bool:
-    return isinstance(key, str) and isinstance(value, Tensor)
 
 
 def _is_short(tensor: Tensor) -> bool:

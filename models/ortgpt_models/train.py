@@ -27,7 +27,7 @@ from ortgpt_models.files import file_is_there
 from ortgpt_models.gpt import GPT
 from ortgpt_models.hf_checkpoint import save_gpt
 from ortgpt_models.progress import OnProgress, Progress
-from ortgpt_models.recipe import Recipe
+from ortgpt_models.training_config import TrainingConfig
 
 END_OF_TEXT = "<|endoftext|>"
 RECORD_FILE = "training.json"
@@ -57,7 +57,7 @@ def train(
     texts: Sequence[Path],
     out: Path,
     *,
-    recipe: Recipe,
+    config: TrainingConfig,
     held_out: Path | None = None,
     on_progress: OnProgress = lambda progress: None,
     on_note: Callable[[str], None] = lambda note: None,
@@ -66,37 +66,37 @@ def train(
 
     Without `held_out`, the last 5% of the text is held out. `on_progress` counts steps; its activity is the loss, in
     nats per token. `on_note` gets one line for each measurement on the held-out text, and one if the training resumes:
-    state is saved beside `out` every `save_every` steps, and a later call with the same recipe and texts starts from
-    it. Raises ModelError for texts or a recipe that cannot be trained with, FileExistsError if `out` exists.
+    state is saved beside `out` every `save_every` steps, and a later call with the same `config` and texts starts from
+    it. Raises ModelError for texts or a configuration that cannot be trained with, FileExistsError if `out` exists.
     """
     refuse_existing(out)
-    corpus = read_corpus(texts, held_out, recipe)
-    torch.manual_seed(recipe.seed)
-    gpt = GPT(recipe.gpt_config(end_of_text_id=corpus.end_of_text_id))
-    optimizer = _make_optimizer(gpt, recipe)
-    state = _TrainingState(out, recipe, corpus.sha256)
+    corpus = read_corpus(texts, held_out, config)
+    torch.manual_seed(config.seed)
+    gpt = GPT(config.gpt_config(end_of_text_id=corpus.end_of_text_id))
+    optimizer = _make_optimizer(gpt, config)
+    state = _TrainingState(out, config, corpus.sha256)
     first_step = state.load(gpt, optimizer)
     if first_step:
-        on_note(f"resumes at step {first_step} of {recipe.steps}, as saved in {state.folder}")
-    for step in range(first_step, recipe.steps):
-        loss = _train_step(gpt, optimizer, corpus.train_ids, recipe, step)
+        on_note(f"resumes at step {first_step} of {config.steps}, as saved in {state.folder}")
+    for step in range(first_step, config.steps):
+        loss = _train_step(gpt, optimizer, corpus.train_ids, config, step)
         if not math.isfinite(loss):
-            raise ModelError(f"loss became {loss} at step {step}; use a learning rate below {recipe.learning_rate}")
+            raise ModelError(f"loss became {loss} at step {step}; use a learning rate below {config.learning_rate}")
         steps_done = step + 1
-        if steps_done % recipe.save_every == 0 and steps_done < recipe.steps:
+        if steps_done % config.save_every == 0 and steps_done < config.steps:
             state.save(gpt, optimizer, steps_done)
-        if steps_done % recipe.evaluate_every == 0 and steps_done < recipe.steps:
-            bits = bits_per_byte(gpt, corpus, recipe.batch_size)
+        if steps_done % config.evaluate_every == 0 and steps_done < config.steps:
+            bits = bits_per_byte(gpt, corpus, config.batch_size)
             on_note(f"step {steps_done}: held out {bits:.4f} bits per byte")
-        on_progress(Progress(f"loss {loss:.3f}", steps_done, recipe.steps))
+        on_progress(Progress(f"loss {loss:.3f}", steps_done, config.steps))
     gpt.half().float()  # measure what is written: float16 weights
-    bits = bits_per_byte(gpt, corpus, recipe.batch_size)
-    _write_checkpoint(gpt, corpus, recipe, texts, held_out, bits, out)
+    bits = bits_per_byte(gpt, corpus, config.batch_size)
+    _write_checkpoint(gpt, corpus, config, texts, held_out, bits, out)
     state.remove()
     return bits
 
 
-def read_corpus(texts: Sequence[Path], held_out: Path | None, recipe: Recipe) -> Corpus:
+def read_corpus(texts: Sequence[Path], held_out: Path | None, config: TrainingConfig) -> Corpus:
     """Read the texts, train a byte-level BPE on the part to train on, and encode both parts.
 
     Raises ModelError for a text that is empty, not UTF-8 or too short, or that holds end-of-text.
@@ -108,20 +108,20 @@ def read_corpus(texts: Sequence[Path], held_out: Path | None, recipe: Recipe) ->
         measured = _read_text(held_out)
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
-        iter(documents), vocab_size=recipe.vocab_size, special_tokens=[END_OF_TEXT], show_progress=False
+        iter(documents), vocab_size=config.vocab_size, special_tokens=[END_OF_TEXT], show_progress=False
     )
-    if tokenizer.get_vocab_size() != recipe.vocab_size:
+    if tokenizer.get_vocab_size() != config.vocab_size:
         raise ModelError(
-            f"the text yields a vocabulary of only {tokenizer.get_vocab_size()} tokens, not {recipe.vocab_size}; "
+            f"the text yields a vocabulary of only {tokenizer.get_vocab_size()} tokens, not {config.vocab_size}; "
             "use more text or a smaller vocab_size"
         )
     end_of_text_id = tokenizer.encode(END_OF_TEXT).ids[0]
     train_ids = [token_id for text in documents for token_id in [*tokenizer.encode(text).ids, end_of_text_id]]
     held_out_ids = [end_of_text_id, *tokenizer.encode(measured).ids]
-    if len(train_ids) <= recipe.n_positions or len(held_out_ids) < 2:
+    if len(train_ids) <= config.n_positions or len(held_out_ids) < 2:
         raise ModelError(
             f"{len(train_ids)} tokens to train on and {len(held_out_ids) - 1} held out are too few "
-            f"(accepted: more than n_positions = {recipe.n_positions}, and 1 or more)"
+            f"(accepted: more than n_positions = {config.n_positions}, and 1 or more)"
         )
     digest = hashlib.sha256(json.dumps([documents, measured]).encode()).hexdigest()
     measured_bytes = len(measured.encode())
@@ -175,26 +175,26 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _make_optimizer(gpt: GPT, recipe: Recipe) -> torch.optim.Optimizer:
+def _make_optimizer(gpt: GPT, config: TrainingConfig) -> torch.optim.Optimizer:
     matrices = [parameter for parameter in gpt.parameters() if parameter.dim() == 2]
     vectors = [parameter for parameter in gpt.parameters() if parameter.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=_ADAM_BETAS, fused=True)
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=_ADAM_BETAS, fused=True)
 
 
-def _train_step(gpt: GPT, optimizer: torch.optim.Optimizer, ids: Tensor, recipe: Recipe, step: int) -> float:
-    torch.manual_seed(recipe.seed * 1_000_003 + step)  # windows and dropout of this step, whatever came before
-    starts = torch.randint(len(ids) - recipe.n_positions, (recipe.batch_size, 1))
-    windows = ids[starts + torch.arange(recipe.n_positions + 1)]  # (batch, n_positions + 1)
+def _train_step(gpt: GPT, optimizer: torch.optim.Optimizer, ids: Tensor, config: TrainingConfig, step: int) -> float:
+    torch.manual_seed(config.seed * 1_000_003 + step)  # windows and dropout of this step, whatever came before
+    starts = torch.randint(len(ids) - config.n_positions, (config.batch_size, 1))
+    windows = ids[starts + torch.arange(config.n_positions + 1)]  # (batch, n_positions + 1)
     gpt.train()
-    with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=config.bfloat16):
         logits = gpt(windows[:, :-1])
     loss = F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    torch.nn.utils.clip_grad_norm_(gpt.parameters(), recipe.clip_norm)
+    torch.nn.utils.clip_grad_norm_(gpt.parameters(), config.clip_norm)
     for group in optimizer.param_groups:
-        group["lr"] = recipe.learning_rate_at(step)
+        group["lr"] = config.learning_rate_at(step)
     optimizer.step()
     return loss.item()
 
@@ -202,10 +202,10 @@ def _train_step(gpt: GPT, optimizer: torch.optim.Optimizer, ids: Tensor, recipe:
 class _TrainingState:
     """The state of an unfinished training, in a folder beside the checkpoint that it will write."""
 
-    def __init__(self, out: Path, recipe: Recipe, corpus_sha256: str) -> None:
+    def __init__(self, out: Path, config: TrainingConfig, corpus_sha256: str) -> None:
         self.folder = out.with_name(out.name + ".training")
         self.path = self.folder / "state.pt"
-        self.identity = json.dumps({"recipe": asdict(recipe), "corpus": corpus_sha256}, sort_keys=True)
+        self.identity = json.dumps({"recipe": asdict(config), "corpus": corpus_sha256}, sort_keys=True)
 
     def load(self, gpt: GPT, optimizer: torch.optim.Optimizer) -> int:
         """Restore the saved state, if there is one; return the number of steps done."""
@@ -215,7 +215,7 @@ class _TrainingState:
             state = torch.load(self.path, weights_only=True)
             if state["identity"] != self.identity:
                 raise ModelError(
-                    f"{self.folder} holds an unfinished training with another recipe or other texts; "
+                    f"{self.folder} holds an unfinished training with another configuration or other texts; "
                     "use the same ones, or remove it to start again"
                 )
             gpt.load_state_dict(state["gpt"])
@@ -244,10 +244,16 @@ class _TrainingState:
 
 
 def _write_checkpoint(
-    gpt: GPT, corpus: Corpus, recipe: Recipe, texts: Sequence[Path], held_out: Path | None, bits: float, out: Path
+    gpt: GPT,
+    corpus: Corpus,
+    config: TrainingConfig,
+    texts: Sequence[Path],
+    held_out: Path | None,
+    bits: float,
+    out: Path,
 ) -> None:
     record = {
-        "recipe": asdict(recipe),
+        "recipe": asdict(config),
         "texts": [path.name for path in texts],
         "held_out": held_out.name if held_out else f"last {_HELD_OUT_SHARE:.0%} of the text",
         "corpus_sha256": corpus.sha256,

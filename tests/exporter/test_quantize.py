@@ -17,7 +17,8 @@ import torch
 
 import ortgpt
 from ortgpt import OptionError
-from ortgpt.bundle.folder import open_bundle, sha256_of
+from ortgpt.bundle.folder import Bundle, open_bundle, sha256_of
+from ortgpt.engine.engine import Engine
 from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter import ExportError, export_bundle, quantize_bundle
 from ortgpt_exporter.checkpoint.load import find_folder
@@ -28,7 +29,7 @@ from ortgpt_exporter.quantization.blocks import quantize_blocks
 from ortgpt_exporter.quantization.gptq import quantize_gptq
 from ortgpt_exporter.quantization.request import Quantization
 from ortgpt_exporter.quantization.rewrite_graph import RoundedMatrices
-from ortgpt_exporter.quantization.write import write_quantized
+from ortgpt_exporter.quantization.write import open_quantized, write_quantized
 from ortgpt_exporter.quantize import calibration_for, recipe_for
 from ortgpt_models import load_gpt, save_gpt
 from outliers import inject
@@ -144,13 +145,38 @@ def test_a_graph_is_like_itself(source: Path) -> None:
         found = compare(generator.engine, generator.engine, rows)
         assert (found.kl, found.top1, found.top5, found.perplexity_ratio) == (0, 1, 1, 1)
         assert found.tokens == 67
-        effects = measure_batch_effects(generator.engine, rows)
+        effects = measure_batch_effects(generator.engine, rows, "bounded")
         changes = (
             effects.argmax_changes_in_batch, effects.argmax_changes_beside_outliers,
             effects.argmax_changes_in_prefill, effects.argmax_changes_in_steps_of_four,
         )  # fmt: skip
         assert changes == (0, 0, 0, 0)
+        assert effects.kind == "bounded"
+        assert effects.logit_bound is not None
         assert effects.logit_bound < 1e-4
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_not_accepted(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    def spoiled(bundle: Bundle, folder: Path) -> Engine:
+        engine = open_quantized(bundle, folder)
+        prefill = engine.prefill
+
+        def spoil(*arguments: Any) -> Any:
+            logits = prefill(*arguments).copy()
+            logits[0, 0, 3] = value
+            return logits
+
+        monkeypatch.setattr(engine, "prefill", spoil)
+        return engine
+
+    monkeypatch.setattr("ortgpt_exporter.quantize.open_quantized", spoiled)
+    reason = r"the int8 bundle loses too much accuracy: perplexity ratio nan \(accepted: 1\.01\), KL nan .*; try "
+    with pytest.raises(ExportError, match=reason):
+        quantize_bundle(source, tmp_path / "out", Quantization(dtype="int8"))
+    assert names(tmp_path) == []
 
 
 def test_the_manifest_says_how_and_what_is_promised(bundles: dict[str, Path], source: Path) -> None:
@@ -318,7 +344,8 @@ def test_a_bad_choice_is_named_before_the_checkpoint_is_read(tmp_path: Path) -> 
 
 def test_a_gate_that_fails_widens_matrices_and_then_writes_nothing(source: Path, text: Path, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
-    with pytest.raises(ExportError, match=r"fails its gate: .*\(accepted: 1e-09\).* with 4 matrices in 8 bits; try"):
+    reason = r"loses too much accuracy: .*\(accepted: 1e-09\).* with 4 matrices in 8 bits; try .* or a larger max_"
+    with pytest.raises(ExportError, match=reason):
         quantize_bundle(source, tmp_path / "deep" / "out", Quantization(dtype="int4", eval_text=text, max_kl=1e-9))
     assert names(tmp_path / "deep") == []
     loose = quantize_bundle(
@@ -410,7 +437,7 @@ def test_the_retry_is_measured_on_the_same_rows_which_are_drawn_once(
     assert measured == drawn * 3
 
 
-def test_an_export_opens_and_hashes_its_float32_bundle_once(
+def test_an_export_hashes_its_float32_bundle_once(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
@@ -429,7 +456,7 @@ def test_an_export_opens_and_hashes_its_float32_bundle_once(
     monkeypatch.setattr("ortgpt.bundle.folder.sha256_of", spy_hash)
     quantization = Quantization(dtype="int8", max_perplexity_ratio=2.0)
     bundle = export_bundle(checkpoint, tmp_path / "out", dtype="int8", quantization=quantization)
-    assert len(opened) == 2  # the float32 bundle, and the quantised one
+    assert len(opened) == 3  # the float32 bundle when it is written and when it is quantised, and the quantised one
     assert len([path for path in hashed if path.endswith("model.onnx.data")]) == 2
     assert len(hashed) == len(set(hashed))
     assert bundle == open_bundle(tmp_path / "out")
@@ -479,7 +506,7 @@ def test_bad_input_gets_one_line_and_leaves_no_file(
             "method = 'magic' .*accepted: scale-search, gptq\\)",
         ),
         (source, {"dtype": "int4", "block_size": 128}, ExportError, r"block_size = 128 \(accepted here: 32, 16\)"),
-        (source, {"dtype": "int4", "head_dtype": "float16"}, ExportError, "head_dtype = 'float16'"),
+        (source, {"dtype": "int4", "head_dtype": "float16"}, OptionError, "head_dtype = 'float16'"),
         (source, {"dtype": "int8", "max_perplexity_ratio": 0.5}, OptionError, "max_perplexity_ratio = 0.5 .*above 1"),
         (source, {"dtype": "int8", "max_kl": 0.0}, OptionError, "max_kl = 0.0 .*above 0"),
         (
@@ -529,8 +556,20 @@ def test_bad_input_gets_one_line_and_leaves_no_file(
         (narrow, {"dtype": "int8"}, ExportError, "matrices are .*40.* wide .accepted: multiples of 16"),
         (checkpoint, {"dtype": "int8"}, FileNotFoundError, "holds no ortgpt.json"),
         (source, {"dtype": []}, OptionError, r"dtype = \[\]"),
-        (source, {"dtype": "int8", "block_size": 16.0}, ExportError, r"block_size = 16\.0 \(accepted: 128, 64"),
-        (source, {"dtype": "int8", "head_dtype": []}, ExportError, r"head_dtype = \[\]"),
+        (
+            source,
+            {"dtype": "int8", "fast_prefill": "no"},
+            OptionError,
+            r"fast_prefill = 'no' \(accepted: True or False\)",
+        ),
+        (
+            source,
+            {"dtype": "int4", "calibration": 5},
+            OptionError,
+            r"calibration = 5 \(accepted: the path of a UTF-8 text",
+        ),
+        (source, {"dtype": "int8", "block_size": 16.0}, OptionError, r"block_size = 16\.0 \(accepted: 128, 64"),
+        (source, {"dtype": "int8", "head_dtype": []}, OptionError, r"head_dtype = \[\]"),
         (source, {"dtype": "int8", "max_kl": True}, OptionError, "max_kl = True"),
         (source, {"dtype": "int8", "max_perplexity_ratio": "1.1"}, OptionError, r"max_perplexity_ratio = '1\.1'"),
     ]
@@ -645,7 +684,7 @@ def test_damaged_or_foreign_graphs_are_named_before_any_work(
 
 
 def test_a_failure_leaves_no_parent_folder(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="fails its gate"):
+    with pytest.raises(ExportError, match=r"loses too much accuracy: .*; try .*a larger max_"):
         quantize_bundle(source, tmp_path / "a" / "b" / "out", Quantization(dtype="int8", max_kl=1e-12))
     with pytest.raises(ExportError, match="does not exist"):
         export_bundle(tmp_path / "none", tmp_path / "c" / "d" / "out", dtype="int8")
@@ -670,6 +709,7 @@ def test_the_second_retry_keeps_what_the_first_one_widened(
     source: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     widened: list[set[str]] = []
+
     def noting(bundle: Any, folder: Path, recipe: Any, **options: Any) -> Any:
         widened.append(set(recipe.wider))
         return write_quantized(bundle, folder, recipe, **options)

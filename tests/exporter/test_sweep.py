@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,19 +8,25 @@ from click.testing import CliRunner
 
 from ortgpt.cli.main import main
 from ortgpt_exporter import Quantization
+from ortgpt_exporter.evaluation.divergence import Divergence
+from ortgpt_exporter.evaluation.speed import Speed
 from ortgpt_exporter.sweep import Trial, mark_frontier, plot_trials, sweep_bundle
 
 
 def trial(size_bytes: int, kl: float, decode: float) -> Trial:
-    return Trial(
-        recipe=f"{size_bytes} {kl} {decode}", size_bytes=size_bytes, perplexity_ratio=1.0, kl=kl,
-        prefill_tokens_per_s=1.0, decode_tokens_per_s=decode,
-    )  # fmt: skip
+    divergence = Divergence(tokens=1, nll=1.0, baseline_nll=1.0, kl=kl, top1=1.0, top5=1.0)
+    speed = Speed(prefill=1.0, decode=decode)
+    return Trial(recipe=f"{size_bytes} {kl} {decode}", size_bytes=size_bytes, divergence=divergence, speed=speed)
 
 
 def test_the_frontier_is_what_no_other_trial_dominates() -> None:
     trials = [trial(10, 0.1, 5.0), trial(5, 0.2, 5.0), trial(10, 0.2, 5.0), trial(11, 0.1, 9.0), trial(10, 0.1, 5.0)]
     marked = mark_frontier(trials)
+    # A recipe whose logits are not finite is never on the frontier, and dominates none.
+    assert [found.on_frontier for found in mark_frontier([trial(1, math.nan, 9.0), trial(5, 0.2, 5.0)])] == [
+        False,
+        True,
+    ]
     assert [found.recipe for found in marked] == ["5 0.2 5.0", "10 0.1 5.0", "10 0.1 5.0", "10 0.2 5.0", "11 0.1 9.0"]
     assert [found.on_frontier for found in marked] == [True, True, True, False, True]
 
@@ -37,8 +44,8 @@ def test_recipes_that_fit_are_tried_and_measured(small_bundle: Path, tmp_path: P
     ]
     four, eight = trials
     assert four.size_bytes < eight.size_bytes
-    assert 0 < eight.kl < four.kl < 1
-    assert min(four.decode_tokens_per_s, four.prefill_tokens_per_s) > 0
+    assert 0 < eight.divergence.kl < four.divergence.kl < 1
+    assert min(four.speed.decode, four.speed.prefill) > 0
     for name, start in (("plot.png", b"\x89PNG"), ("plot.svg", b"<?xml")):
         plot_trials(trials, tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(start)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import GPT2Config
 
-from ortgpt_models import GPT, PRESETS, GPTConfig, ModelError
+from models.presets import PRESETS
+from ortgpt_models import GPT, GPTConfig, ModelError
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
-from ortgpt_models import ModelError, load_config, load_gpt, save_gpt, weight_files
+from ortgpt_models import ModelError, load_gpt, save_gpt, weight_files
 from support import random_model, write_checkpoint
 
 SHAPE = {
@@ -111,7 +111,7 @@ def test_a_tensor_with_and_without_prefix_is_a_fault(folder: Path) -> None:
 
 def test_missing_and_damaged_files(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json in"):
-        load_config(tmp_path)
+        load_gpt(tmp_path)
     (folder / "model.safetensors").write_bytes(b"\x10")
     with pytest.raises(ModelError, match="not a readable safetensors file"):
         load_gpt(folder)
@@ -124,7 +124,7 @@ def test_missing_and_damaged_files(folder: Path, tmp_path: Path) -> None:
     for text, reason in (("{", "not valid JSON"), ("[1]", "JSON list"), ("[" * 100_000, "not valid JSON")):
         (folder / "config.json").write_text(text)
         with pytest.raises(ModelError, match=reason):
-            load_config(folder)
+            load_gpt(folder)
 
 
 def write_bin(folder: Path, change: Any = lambda state: state, *, legacy: bool = False) -> dict[str, Tensor]:

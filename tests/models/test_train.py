@@ -16,11 +16,11 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from ortgpt_models import GPT, ModelError, load_gpt
 from ortgpt_models.progress import Progress
-from ortgpt_models.recipe import Recipe
 from ortgpt_models.train import bits_per_byte, read_corpus, train
+from ortgpt_models.training_config import TrainingConfig
 from support import TEXT
 
-RECIPE = Recipe(
+CONFIG = TrainingConfig(
     n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=300, steps=12, batch_size=4, warmup_steps=3,
     evaluate_every=6, save_every=4,
 )  # fmt: skip
@@ -41,8 +41,8 @@ def test_training_learns_and_writes_a_hugging_face_folder(text: Path, tmp_path: 
     seen: list[Progress] = []
     notes: list[str] = []
     out = tmp_path / "out"
-    recipe = Recipe(**(vars(RECIPE) | {"steps": 200, "learning_rate": 1e-2}))
-    bits = train([text], out, recipe=recipe, on_progress=seen.append, on_note=notes.append)
+    config = TrainingConfig(**(vars(CONFIG) | {"steps": 200, "learning_rate": 1e-2}))
+    bits = train([text], out, config=config, on_progress=seen.append, on_note=notes.append)
     assert [(progress.done, progress.total) for progress in seen] == [(step, 200) for step in range(1, 201)]
     losses = [loss_of(progress) for progress in seen]
     assert losses[0] == pytest.approx(math.log(300), rel=0.02)  # all tokens are equally likely at first
@@ -67,18 +67,18 @@ def test_training_learns_and_writes_a_hugging_face_folder(text: Path, tmp_path: 
 
 def test_an_interrupted_training_resumes_to_the_same_weights(text: Path, tmp_path: Path) -> None:
     whole: list[float] = []
-    train([text], tmp_path / "whole", recipe=RECIPE, on_progress=lambda progress: whole.append(loss_of(progress)))
+    train([text], tmp_path / "whole", config=CONFIG, on_progress=lambda progress: whole.append(loss_of(progress)))
 
     def interrupt(progress: Progress) -> None:
         if progress.done == 10:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train([text], tmp_path / "parts", recipe=RECIPE, on_progress=interrupt)
+        train([text], tmp_path / "parts", config=CONFIG, on_progress=interrupt)
     assert not (tmp_path / "parts").exists()
     resumed: list[Progress] = []
     notes: list[str] = []
-    train([text], tmp_path / "parts", recipe=RECIPE, on_progress=resumed.append, on_note=notes.append)
+    train([text], tmp_path / "parts", config=CONFIG, on_progress=resumed.append, on_note=notes.append)
     assert notes == [f"resumes at step 8 of 12, as saved in {tmp_path / 'parts.training'}"]
     assert [progress.done for progress in resumed] == [9, 10, 11, 12]
     assert [loss_of(progress) for progress in resumed] == whole[8:]
@@ -86,16 +86,16 @@ def test_an_interrupted_training_resumes_to_the_same_weights(text: Path, tmp_pat
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_a_state_of_another_recipe_or_text_is_refused(text: Path, tmp_path: Path) -> None:
+def test_a_state_of_another_configuration_or_text_is_refused(text: Path, tmp_path: Path) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.done == 5:
             raise KeyboardInterrupt
 
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        train([text], out, recipe=RECIPE, on_progress=interrupt)
-    with pytest.raises(ModelError, match="another recipe or other texts"):
-        train([text], out, recipe=Recipe(**(vars(RECIPE) | {"seed": 1})))
+        train([text], out, config=CONFIG, on_progress=interrupt)
+    with pytest.raises(ModelError, match="another configuration or other texts"):
+        train([text], out, config=TrainingConfig(**(vars(CONFIG) | {"seed": 1})))
     path = tmp_path / "out.training" / "state.pt"
     state = torch.load(path, weights_only=True)
     damages: list[Any] = [b"no", {}, [1], state | {"gpt": {}}, state | {"optimizer": {}}, state | {"step": "x"}]
@@ -105,15 +105,15 @@ def test_a_state_of_another_recipe_or_text_is_refused(text: Path, tmp_path: Path
         else:
             torch.save(damaged, path)
         with pytest.raises(ModelError, match="cannot be read"):
-            train([text], out, recipe=RECIPE)
+            train([text], out, config=CONFIG)
 
 
 def test_held_out_loss_is_bits_per_byte_of_the_text(text: Path, tmp_path: Path) -> None:
     held_out = tmp_path / "held_out.txt"
     held_out.write_text("a single man — must be in want of a wife. " * 5, encoding="utf-8")
-    corpus = read_corpus([text], held_out, RECIPE)
+    corpus = read_corpus([text], held_out, CONFIG)
     torch.manual_seed(0)
-    gpt = GPT(RECIPE.gpt_config(end_of_text_id=corpus.end_of_text_id)).eval()
+    gpt = GPT(CONFIG.gpt_config(end_of_text_id=corpus.end_of_text_id)).eval()
     ids = [corpus.end_of_text_id, *corpus.tokenizer.encode(held_out.read_text()).ids]
     nats = 0.0
     with torch.no_grad():
@@ -126,7 +126,7 @@ def test_held_out_loss_is_bits_per_byte_of_the_text(text: Path, tmp_path: Path) 
 
 
 def test_without_a_held_out_file_the_end_of_the_text_is_never_trained_on(text: Path) -> None:
-    corpus = read_corpus([text], None, RECIPE)
+    corpus = read_corpus([text], None, CONFIG)
     whole = text.read_text()
     assert corpus.held_out_bytes == len(whole[int(len(whole) * 0.95) :].encode())
     trained = corpus.tokenizer.decode(corpus.train_ids.tolist(), skip_special_tokens=True)
@@ -136,7 +136,7 @@ def test_without_a_held_out_file_the_end_of_the_text_is_never_trained_on(text: P
 def test_the_held_out_end_may_span_several_texts(text: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("the rightful property", encoding="utf-8")
-    corpus = read_corpus([text, other], None, RECIPE)
+    corpus = read_corpus([text, other], None, CONFIG)
     whole = text.read_text() + other.read_text()
     cut = int(len(whole) * 0.95)
     assert corpus.held_out_bytes == len(whole[cut:].encode())
@@ -161,10 +161,10 @@ def test_a_full_disk_is_an_os_error_and_leaves_no_state(text: Path, tmp_path: Pa
 
 
 def test_learning_rate_warms_up_and_falls_to_zero() -> None:
-    recipe = Recipe(steps=110, warmup_steps=10, learning_rate=1.0)
-    assert [recipe.learning_rate_at(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
-    assert recipe.learning_rate_at(60) == pytest.approx(0.5)
-    assert recipe.learning_rate_at(109) == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.99)))
+    config = TrainingConfig(steps=110, warmup_steps=10, learning_rate=1.0)
+    assert [config.learning_rate_at(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
+    assert config.learning_rate_at(60) == pytest.approx(0.5)
+    assert config.learning_rate_at(109) == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.99)))
 
 
 @pytest.mark.parametrize(
@@ -175,17 +175,21 @@ def test_unusable_text_is_refused(tmp_path: Path, content: bytes, reason: str) -
     path = tmp_path / "text.txt"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=reason):
-        train([path], tmp_path / "out", recipe=RECIPE)
+        train([path], tmp_path / "out", config=CONFIG)
     assert [item.name for item in tmp_path.iterdir()] == ["text.txt"]
 
 
-def test_unusable_recipes_are_refused_by_name(text: Path, tmp_path: Path) -> None:
+def test_unusable_configurations_are_refused_by_name(text: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"vocab_size = 100.*steps = 0.*learning_rate = 0"):
-        Recipe(vocab_size=100, steps=0, learning_rate=0.0)
+        TrainingConfig(vocab_size=100, steps=0, learning_rate=0.0)
     with pytest.raises(ModelError, match="seed = 4294967296"):
-        Recipe(seed=2**32)
+        TrainingConfig(seed=2**32)
     with pytest.raises(ModelError, match="n_embd = 30 with n_head = 4"):
-        Recipe(n_embd=30)
+        TrainingConfig(n_embd=30)
+    for name in ("n_layer", "n_head", "n_embd", "n_positions"):
+        for value in (0, -1):
+            with pytest.raises(ModelError, match=rf"unusable .*: {name} = {value} \(accepted: 1 or more\)$"):
+                TrainingConfig(**{name: value})  # type: ignore[arg-type]  # all four are integers
     (tmp_path / "out").mkdir()
     with pytest.raises(FileExistsError):
-        train([text], tmp_path / "out", recipe=RECIPE)
+        train([text], tmp_path / "out", config=CONFIG)

@@ -100,43 +100,64 @@ def download(
     """Bring the files of `part` into the cache of `huggingface_hub`, and return their folder and commit.
 
     `revision` is a branch (default: `main`), a tag or a commit hash. Files that the cache has are not downloaded again.
-    Offline, or if the hub does not answer, the cached snapshot serves. `on_progress` counts bytes; it is called in the
-    caller's thread, and an exception that it raises ends the download. Raises ExportError, one line for each failure.
+    A commit that is cached whole needs no network. Offline, or if the hub does not answer, the cached snapshot serves.
+    `on_progress` counts bytes; it is called in the caller's thread, and an exception that it raises ends the download
+    and reaches the caller. Raises ExportError, one line for each failure.
     """
-    import httpx2
     from huggingface_hub import constants
-    from huggingface_hub.errors import HfHubHTTPError
 
     if revision is not None and not revision.strip():
         raise ExportError("the revision is empty (accepted: a branch, a tag or a commit hash of the repository)")
-    with _one_line_errors(repo_id, revision):
+    with _quiet():
         if constants.is_offline_mode():
             return _cached(repo_id, revision, part)
+        if revision is not None and _COMMIT.fullmatch(revision):
+            with contextlib.suppress(_NotCachedError):
+                return _cached(repo_id, revision, part, whole=True)
         try:
             commit, sizes = _list_files(repo_id, revision)
-        except httpx2.HTTPError as error:
-            refused = isinstance(error, HfHubHTTPError) and error.response.status_code < 500
-            if refused or isinstance(error, httpx2.LocalProtocolError):  # the latter: a token with odd characters
+        except ExportError as error:
+            if not _is_silence(error.__cause__):
                 raise
             with contextlib.suppress(_NotCachedError):
                 cached = _cached(repo_id, revision, part)
-                note = (
-                    f"{constants.ENDPOINT} did not answer; {repo_id} was taken from the cache, commit {cached.commit}"
+                place = f"the cache, commit {cached.commit}"
+                return replace(
+                    cached, notes=(f"{constants.ENDPOINT} did not answer; {repo_id} was taken from {place}",)
                 )
-                return replace(cached, notes=(note,))
             raise
         return _fetch(repo_id, revision, part, commit, sizes, on_progress)
 
 
 def _list_files(repo_id: str, revision: str | None) -> tuple[str, dict[str, int]]:
     """Return the commit hash of a revision, and the size in bytes of each of its files."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HFValidationError
 
-    api = HfApi(library_name="ortgpt")
-    info = api.model_info(repo_id, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
-    if info.sha is None or info.siblings is None:
-        raise KeyError("sha or siblings")  # like any other answer that is not a hub's
-    return info.sha, {file.rfilename: file.size or 0 for file in info.siblings}
+    with _one_line_errors(repo_id, revision):
+        try:
+            info = HfApi(library_name="ortgpt").model_info(
+                repo_id, revision=revision, files_metadata=True, timeout=_TIMEOUT_S
+            )
+            if info.sha is not None and info.siblings is not None:
+                return info.sha, {file.rfilename: file.size or 0 for file in info.siblings}
+        except (HFValidationError, UnicodeError):
+            raise
+        except (ValueError, KeyError, TypeError):  # what an answer that is not a hub's makes of the library
+            pass
+        raise ExportError(
+            f"{constants.ENDPOINT} does not answer as a Hugging Face hub does; correct HF_ENDPOINT, or unset it"
+        )
+
+
+def _is_silence(error: BaseException | None) -> bool:
+    """Say whether the hub did not answer, rather than refuse."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(error, HfHubHTTPError):
+        return bool(error.response.status_code >= 500)
+    return isinstance(error, httpx2.HTTPError) and not isinstance(error, httpx2.LocalProtocolError)  # a damaged token
 
 
 def _fetch(
@@ -150,14 +171,15 @@ def _fetch(
     def snapshot(names: list[str]) -> Path:
         # The revision goes by its name, so that the cache remembers which commit it is. With one worker, an error or
         # Ctrl-C ends the download with the file that is on its way.
-        folder = snapshot_download(
-            repo_id,
-            revision=revision,
-            allow_patterns=[glob.escape(name) for name in names],
-            library_name="ortgpt",
-            max_workers=1,
-            tqdm_class=counter.bar_class(),
-        )
+        with _one_line_errors(repo_id, revision):
+            folder = snapshot_download(
+                repo_id,
+                revision=revision,
+                allow_patterns=[glob.escape(name) for name in names],
+                library_name="ortgpt",
+                max_workers=1,
+                tqdm_class=counter.bar_class(),
+            )
         return Path(folder)
 
     place = f"{repo_id} on {constants.ENDPOINT}"
@@ -171,26 +193,36 @@ def _fetch(
     folder = counter.run(
         lambda: snapshot(names), lambda done: on_progress(Progress(activity, min(done, total), max(total, 1)))
     )
-    if folder.name != commit:  # the branch moved after its files were listed
-        return _fetch(repo_id, folder.name, part, *_list_files(repo_id, folder.name), on_progress)
     on_progress(Progress(activity, max(total, 1), max(total, 1)))
+    if folder.name != commit:  # the branch moved after its files were listed
+        return download(repo_id, revision=folder.name, part=part, on_progress=on_progress)
     return Snapshot(folder, commit)
 
 
-def _cached(repo_id: str, revision: str | None, part: Part) -> Snapshot:
-    """Return the snapshot that the cache holds. Raises _NotCachedError if it lacks what is needed."""
+def _cached(repo_id: str, revision: str | None, part: Part, *, whole: bool = False) -> Snapshot:
+    """Return the snapshot that the cache holds. Raises _NotCachedError if it lacks what is needed.
+
+    With `whole`, what is needed includes the tokenizer, and every optional file that the repository is known to have.
+    """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     place = f"{repo_id}{f' at {revision}' if revision else ''} in the cache {constants.HF_HUB_CACHE}"
+    wanted = [*part.required, *part.optional] if whole else []
+    with _one_line_errors(repo_id, revision):
+        try:
+            folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True, allow_patterns=wanted))
+        except LocalEntryNotFoundError:
+            here = f"{repo_id} is not a folder here, and there is no {place}"
+            raise _NotCachedError(f"{here}; {_GO_ONLINE}") from None
+    names = {file.name for file in folder.iterdir() if file.is_file()}
     try:
-        folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True, allow_patterns=[]))
-        names = {file.name for file in folder.iterdir() if file.is_file()}
         source = _choose(names, part, place)[-1]
         if source.endswith(INDEX_SUFFIX):
             _shards(folder / source, names, place)
-    except LocalEntryNotFoundError:
-        raise _NotCachedError(f"{repo_id} is not a folder here, and there is no {place}; {_GO_ONLINE}") from None
+        has_tokenizer = {File.VOCAB, File.MERGES} <= names or File.TOKENIZER in names
+        if whole and File.MERGES in part.optional and not has_tokenizer:
+            raise ExportError(f"{place} has no tokenizer")
     except ExportError as error:
         raise _NotCachedError(f"{error}; {_GO_ONLINE}") from None
     return Snapshot(folder, folder.name)
@@ -209,8 +241,11 @@ def _choose(names: Collection[str], part: Part, place: str) -> list[str]:
 
 
 def _shards(index: Path, names: Collection[str], place: str) -> list[str]:
-    """Return the files that an index lists. Raises ExportError for one that is not in `names`."""
-    shards = sorted(set(read_weight_map(index).values()))
+    """Return the files that an index lists. Raises ExportError if it is damaged, or lists one not in `names`."""
+    try:
+        shards = sorted(set(read_weight_map(index).values()))
+    except ModelError as error:
+        raise ExportError(str(error)) from error
     missing = [name for name in shards if name not in names]
     if missing:
         raise ExportError(f"{place} lacks {', '.join(missing[:5])}, which its {index.name} lists")
@@ -258,9 +293,8 @@ class _ByteCounter:
 
 
 @contextlib.contextmanager
-def _one_line_errors(repo_id: str, revision: str | None) -> Iterator[None]:
-    """Turn the errors of `huggingface_hub` into ExportError, and keep its warnings and its log from stderr."""
-    import httpx2
+def _quiet() -> Iterator[None]:
+    """Keep the warnings and the log of `huggingface_hub` from stderr; handlers of the caller still get the log."""
     import huggingface_hub  # noqa: F401  # its logger gets its handler when it is imported
 
     def mute(record: logging.LogRecord) -> bool:
@@ -268,19 +302,24 @@ def _one_line_errors(repo_id: str, revision: str | None) -> Iterator[None]:
 
     own = [item for item in logging.getLogger("huggingface_hub").handlers if type(item) is logging.StreamHandler]
     for handler in own:
-        handler.addFilter(mute)  # handlers of the caller still get what is logged
+        handler.addFilter(mute)
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
-    except ExportError:
-        raise
-    except ModelError as error:
-        raise ExportError(str(error)) from error
-    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise ExportError(_message(error, repo_id, revision)) from error
     finally:
         for handler in own:
             handler.removeFilter(mute)
+
+
+@contextlib.contextmanager
+def _one_line_errors(repo_id: str, revision: str | None) -> Iterator[None]:
+    """Turn what `huggingface_hub` raises into ExportError."""
+    try:
+        yield
+    except ExportError:
+        raise
+    except Exception as error:  # of httpx2, huggingface_hub, hf_xet and the file system
+        raise ExportError(_message(error, repo_id, revision)) from error
 
 
 def _message(error: BaseException, repo_id: str, revision: str | None) -> str:
@@ -293,43 +332,28 @@ def _message(error: BaseException, repo_id: str, revision: str | None) -> str:
     said = " ".join(str(error).split())[:200] or type(error).__name__
     hub, cache = constants.ENDPOINT, f"the cache {constants.HF_HUB_CACHE}"
     token = "the token in use has no access" if get_token() else "no token is set"
-    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
     match error:
         case errors.GatedRepoError():
-            return (
-                f"{repo_id} is gated and {token}: ask for access at {hub}/{repo_id}, then set HF_TOKEN or run "
-                "`hf auth login`"
-            )
+            what_to_do = "then set HF_TOKEN or run `hf auth login`"
+            return f"{repo_id} is gated and {token}: ask for access at {hub}/{repo_id}, {what_to_do}"
         case errors.RepositoryNotFoundError():
-            return (
-                f"{repo_id} is not a folder here, and {hub} shows no such repository ({token}); correct the name, or "
-                "set HF_TOKEN if it is private"
-            )
+            what_to_do = "correct the name, or set HF_TOKEN if it is private"
+            return f"{repo_id} is not a folder here, and {hub} shows no such repository ({token}); {what_to_do}"
         case errors.RevisionNotFoundError():
-            return (
-                f"{repo_id} has no revision {revision or constants.DEFAULT_REVISION!r} (accepted: a branch, a tag or a "
-                f"commit hash; see {hub}/{repo_id}/commits)"
-            )
-        case errors.HfHubHTTPError() if status in (401, 403):
-            return f"{hub} refuses {repo_id} with status {status} and {token}; set HF_TOKEN to one that has it"
-        case errors.HfHubHTTPError() if status == 429:
-            return f"{hub} had too many requests from here; wait some minutes, or set HF_TOKEN ({token})"
+            accepted = f"a branch, a tag or a commit hash; see {hub}/{repo_id}/commits"
+            return f"{repo_id} has no revision {revision or constants.DEFAULT_REVISION!r} (accepted: {accepted})"
         case errors.HfHubHTTPError():
-            return f"{hub} answers {repo_id} with status {status}; try again later"
+            status = error.response.status_code
+            return f"{hub} answers {repo_id} with status {status} ({token}); try again later, or set HF_TOKEN"
         case httpx2.LocalProtocolError() | UnicodeError():  # their own messages would show the token
-            return "HF_TOKEN has characters that no token has; set it to a token of the hub, or unset it"
+            return "HF_TOKEN has characters that are not allowed in a token; set it to a token of the hub, or unset it"
         case httpx2.HTTPError() | httpx2.InvalidURL() | errors.LocalEntryNotFoundError():
-            return (
-                f"{repo_id} is not a folder here, and {hub} cannot be reached: {said}; check the network and "
-                "HF_ENDPOINT, or copy the repository here"
-            )
+            what_to_do = "check the network and HF_ENDPOINT, or copy the repository here"
+            return f"{repo_id} is not a folder here, and {hub} cannot be reached: {said}; {what_to_do}"
         case errors.HFValidationError():
             return f"{repo_id!r} is not a hub id (accepted: owner/name): {said}"
-        case ValueError() | KeyError() | TypeError():
-            return f"{hub} does not answer as a Hugging Face hub does; correct HF_ENDPOINT, or unset it"
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return f"no space is left for {repo_id} in {cache}; free some, or set HF_HUB_CACHE to a folder elsewhere"
         case OSError() if error.errno is not None:
-            return f"{cache} cannot take {repo_id}: {error.strerror}; set HF_HUB_CACHE to a folder that can"
-        case _:  # of huggingface_hub, or hf_xet
-            return f"the download of {repo_id} broke: {said}; run it again, or with HF_HUB_DISABLE_XET=1"
+            return f"{cache} cannot store {repo_id}: {error.strerror}; set HF_HUB_CACHE to a writable folder"
+    return f"the download of {repo_id} broke: {said}; run it again, or with HF_HUB_DISABLE_XET=1"

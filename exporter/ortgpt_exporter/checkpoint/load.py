@@ -44,7 +44,7 @@ class CheckpointSource:
     """Say which checkpoint to load, and what to load with it."""
 
     name: str | Path
-    """A Hugging Face folder, a nanoGPT checkpoint file, a hub id (owner/name) or `austen`; a path that exists wins."""
+    """A Hugging Face folder, a nanoGPT file, a hub id (owner/name) or `austen`; a folder that exists wins."""
     _: KW_ONLY
     tokenizer: str | Path | None = None
     """A folder or hub id to take the tokenizer from (default: the checkpoint's own). A nanoGPT file needs it."""
@@ -54,6 +54,12 @@ class CheckpointSource:
     """A branch, tag or commit hash of the hub id in `name` (default: its branch `main`)."""
     activation: str | None = None
     """The activation of a nanoGPT file, which does not state it: "gelu" (the default) or "gelu_new"."""
+
+    def __post_init__(self) -> None:
+        for field in ("name", "tokenizer", "adapter"):
+            value = getattr(self, field)
+            if not isinstance(value, (str, os.PathLike)) and (field == "name" or value is not None):
+                raise OptionError.bad_value(field, value, "a path, or a hub id")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +148,7 @@ def find_folder(name: str | Path) -> Path:
 
     Raises ExportError if there is none.
     """
-    if os.path.exists(name):
+    if os.path.isdir(name) or (os.path.exists(name) and name not in BUNDLED):
         return Path(name)
     if name in BUNDLED:
         folder = importlib.resources.files("ortgpt_models") / "checkpoints" / str(name)

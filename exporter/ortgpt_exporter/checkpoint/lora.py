@@ -82,11 +82,11 @@ def _read_config(folder: Path) -> Any:
     if kind not in ADAPTER_TYPES:
         raise ExportError(f"{path}: peft_type = {shown(kind)} (accepted: {', '.join(ADAPTER_TYPES)})")
     known = peft.PEFT_TYPE_TO_CONFIG_MAPPING[kind].__dataclass_fields__
-    faults = [f"{key} = {shown(value)} (a setting of a later peft)" for key, value in values.items()
+    faults = [f"{key} = {shown(value)} (written by a newer peft)" for key, value in values.items()
               if value and key not in known]  # fmt: skip
     name = values.get("init_lora_weights", True)
     if (name.lower() if isinstance(name, str) else name) not in _INITIALISATIONS:
-        faults.append(f"init_lora_weights = {shown(name)} (the adapter belongs to weights that were changed first)")
+        faults.append(f"init_lora_weights = {shown(name)} (this initialisation changes the base weights)")
     if values.get("megatron_config"):  # peft would import the module that megatron_core names
         faults.append(f"megatron_config = {shown(values['megatron_config'])} (accepted: null)")
     if faults:
@@ -121,8 +121,8 @@ def _merged_state(gpt: GPT, config: Any, stored: Mapping[str, StoredTensor]) -> 
     state = network.state_dict()
     if not torch.allclose(state.pop(_HEAD), state[_EMBEDDING], rtol=1e-5, atol=1e-6):  # each has its own rounding
         raise ExportError(
-            "the adapter parts the head from the token embedding; only a tied head (one tensor for both) is supported: "
-            "train it without wte and lm_head, or with both and ensure_weight_tying"
+            "the adapter makes the head differ from the token embedding; only a tied head (one tensor for both) is "
+            "supported: train it without wte and lm_head, or with both and ensure_weight_tying"
         )
     if not (after - before).abs().max() <= _TOLERANCE * max(1.0, float(before.abs().max())):
         raise ExportError("the logits of the merged network differ from those of the adapter; peft cannot merge it")

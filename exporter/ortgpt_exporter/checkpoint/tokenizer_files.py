@@ -8,14 +8,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ortgpt.bundle.checked_json import read_json_object
 from ortgpt.contract import File
-from ortgpt.errors import shown
+from ortgpt.errors import listed, shown
 from ortgpt.text.bpe_files import MAX_IDS, check_ids, parse_merges, read_merges_text, read_vocab
 from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
@@ -76,7 +76,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     else:
         raise ExportError(
             f"no {' and no '.join(missing)} in {folder}; expected a GPT-2 tokenizer as {File.VOCAB} and {File.MERGES}, "
-            f"or as {File.TOKENIZER}"
+            f"or as {File.TOKENIZER}; if it is elsewhere, name its folder (--tokenizer FOLDER, tokenizer=)"
         )
     if config.get("add_prefix_space"):
         raise ExportError(
@@ -130,7 +130,7 @@ def _read_tokenizer_json(settings: Mapping[str, Any], path: Path) -> tuple[dict[
     if not isinstance(vocab, dict) or not isinstance(merges, list):
         faults.append("model.vocab or model.merges is missing")
     if faults or not isinstance(vocab, dict) or not isinstance(merges, list):
-        raise ExportError(f"{path}: this tokenizer is not supported: {'; '.join(faults)}")
+        raise ExportError(f"{path}: this tokenizer is not supported: {listed(faults)}")
     pairs: list[Pair] = []
     for index, merge in enumerate(merges):
         parts = merge.split(" ") if isinstance(merge, str) else merge
@@ -204,7 +204,9 @@ def _with_added(folder: Path, vocab: Mapping[str, int], added: Sequence[tuple[st
         if whole.setdefault(token, token_id) != token_id or token_of.setdefault(token_id, token) != token:
             clashes.append(f"{shown(token)} = {token_id}")
     if clashes:
-        raise ExportError(f"{folder}: added tokens that contradict {File.VOCAB} or each other: {_some(clashes)}")
+        raise ExportError(
+            f"{folder}: added tokens that contradict {File.VOCAB} or each other: {listed(sorted(clashes))}"
+        )
     return whole
 
 
@@ -227,7 +229,7 @@ def _refuse_unlike(folder: Path, tokenizer: Tokenizer, vocab: Mapping[str, int],
     ][:3]
     faults += [f"merge {shown(left)} {shown(right)} is never reached" for left, right in unreachable_merges(merges)[:3]]
     if faults:
-        raise ExportError(f"{folder}: this tokenizer is not supported: {'; '.join(faults)}")
+        raise ExportError(f"{folder}: this tokenizer is not supported: {listed(faults)}")
 
 
 def unreachable_merges(merges: Sequence[Pair]) -> list[Pair]:
@@ -295,16 +297,12 @@ def _notes(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[s
     flagged = {f"{shown(entry.get('content'))} ({flag})" for entry in known for flag in _FLAGS if entry.get(flag)}
     if flagged:
         yield (
-            f"in `transformers` these added tokens depend on the text beside them: {_some(flagged)}; in ortgpt they do "
-            "not"
+            f"in `transformers` these added tokens depend on the text beside them: {listed(sorted(flagged))}; in "
+            "ortgpt they do not"
         )
     plain = {shown(entry.get("content")) for entry in known if entry.get("special") is False}
     if plain:
         yield (
-            f"`transformers` recognises these added tokens in any text: {_some(plain)}; ortgpt encodes them as plain "
-            "text unless special_tokens is set"
+            f"`transformers` recognises these added tokens in any text: {listed(sorted(plain))}; ortgpt encodes them "
+            "as plain text unless special_tokens is set"
         )
-
-
-def _some(names: Collection[str]) -> str:
-    return ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,12 +1,12 @@
-"""Measure how logits move when a token is computed in a batch or a piece, and not alone, one a step. Knows no text."""
+"""Measure how logits move if tokens are computed in batches or pieces, and not alone, one per step. Knows no text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from ortgpt.bundle.manifest import Promise
 from ortgpt.engine.engine import Engine
 from ortgpt.engine.forward import Logits
 from ortgpt_exporter.evaluation.sample import Ids
@@ -16,24 +16,8 @@ _ROWS, _ROW_TOKENS = 8, 128
 _OUTLIER_CANDIDATES = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchEffects:
-    """How logits change with the way a token is computed; the fields are those of the manifest's promise."""
-
-    logit_bound: float
-    """The largest change of a logit."""
-    argmax_changes_in_batch: float
-    """How many best tokens of 1,000 change in a batch of 8."""
-    argmax_changes_beside_outliers: float
-    """The same beside a row of outliers."""
-    argmax_changes_in_prefill: float
-    """The same in a whole prefill."""
-    argmax_changes_in_steps_of_four: float
-    """The same in steps of four tokens."""
-
-
-def measure_batch_effects(engine: Engine, rows: Sequence[Ids]) -> BatchEffects:
-    """Compute the same tokens alone, one a step, and in four other ways, and compare the logits.
+def measure_batch_effects(engine: Engine, rows: Sequence[Ids], kind: str) -> Promise:
+    """Compute the same tokens alone, one per step, and in four other ways; return the changes as a promise of `kind`.
 
     Of the rows, the first 8 are used, each cut to the length of the shortest and to 129 tokens.
     """
@@ -46,7 +30,8 @@ def measure_batch_effects(engine: Engine, rows: Sequence[Ids]) -> BatchEffects:
         largest_change = max(largest_change, float(np.abs(logits - alone).max()))
         changes.append(rounded(float(1000 * (logits.argmax(-1) != alone.argmax(-1)).mean())))
     in_batch, beside_outliers, in_prefill, in_steps_of_four = changes
-    return BatchEffects(
+    return Promise(
+        kind=kind,
         logit_bound=rounded(largest_change),
         argmax_changes_in_batch=in_batch,
         argmax_changes_beside_outliers=beside_outliers,
@@ -75,7 +60,7 @@ def _outlier_id(engine: Engine) -> int:
 
 
 def _stepwise(engine: Engine, texts: Sequence[Ids], width: int) -> Logits:
-    """Return the logits (rows, positions, vocab_size) of texts of equal length, fed `width` tokens a step."""
+    """Return the logits (rows, positions, vocab_size) of texts of equal length, fed `width` tokens per step."""
     length = len(texts[0])
     cache = engine.new_cache(len(texts), length)
     parts = []

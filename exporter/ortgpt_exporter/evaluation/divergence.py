@@ -60,13 +60,15 @@ def compare(
 ) -> Divergence:
     """Let both graphs predict every id of each row except the first; `on_row` is called after each row.
 
-    Raises ExportError if the float32 graph computes NaN or infinity.
+    If the quantised graph computes NaN or infinity, the perplexity or the KL divergence is not finite. Raises
+    ExportError if the float32 graph computes them.
     """
     sums = np.zeros(5)
     for ids in rows:
         for expected, logits, targets in _predictions(baseline, candidate, ids):
             require_finite(expected, "the float32 bundle")
-            sums += _differences(log_softmax(expected), log_softmax(logits), targets)
+            with np.errstate(invalid="ignore"):  # of logits that are not finite
+                sums += _differences(log_softmax(expected), log_softmax(logits), targets)
         on_row()
     tokens = sum(len(ids) - 1 for ids in rows)
     baseline_nll, nll, kl, top1, top5 = sums.tolist()
@@ -93,7 +95,10 @@ def _predictions(
 def _differences(expected: Logits, logprobs: Logits, targets: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return the sums over positions of float32 nll, nll, KL, same best token, and shared five best tokens."""
     rows = np.arange(len(targets))
-    best, other = ([set(largest(row, _TOP)[:_TOP].tolist()) for row in values] for values in (expected, logprobs))
+    best, other = (
+        [set(largest(row, _TOP)[:_TOP].tolist()) for row in np.nan_to_num(values, nan=-np.inf)]
+        for values in (expected, logprobs)
+    )
     return np.array(
         [
             -expected[rows, targets].sum(dtype=np.float64),

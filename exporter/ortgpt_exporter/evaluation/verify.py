@@ -30,15 +30,9 @@ _MAX_POSITIONS = 64  # of one prefill, spread from its first to its last
 _SEED = 20190214
 
 
-def check_names(n_positions: int) -> list[str]:
-    """Return the names of the checks of a network with this context, in order."""
-    lengths, steps = _sizes(n_positions)
-    return [
-        *(f"prefill of {length}" for length in lengths),
-        "prefill in pieces",
-        f"{steps} cached steps",
-        f"ragged batch and {steps} steps",
-    ]
+def check_count(n_positions: int) -> int:
+    """Return how many checks verify() runs on a network with this context."""
+    return len(_prefill_lengths(n_positions)) + 3
 
 
 def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda name: None) -> tuple[Check, ...]:
@@ -55,19 +49,19 @@ def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda
     def text(length: int) -> list[int]:
         return [int(token_id) for token_id in random.integers(vocab_size, size=length)]
 
-    lengths, steps = _sizes(n_positions)
+    steps = min(_DECODE_STEPS, n_positions - 1)
     longest = max(1, n_positions - steps)
     prompt = text(min(17, longest))
     ragged = [prompt, prompt[:1], text(min(7, longest))]
     # Generators: each plan runs when its turn comes.
-    plans: list[Iterator[tuple[Logits, Logits]]] = [
-        *(_prefill(engine, gpt, text(length)) for length in lengths),
-        _pieces(engine, gpt, prompt),
-        _steps(engine, gpt, [prompt], text(steps)),
-        _steps(engine, gpt, ragged, text(steps)),
+    plans: list[tuple[str, Iterator[tuple[Logits, Logits]]]] = [
+        *((f"prefill of {length}", _prefill(engine, gpt, text(length))) for length in _prefill_lengths(n_positions)),
+        ("prefill in pieces", _pieces(engine, gpt, prompt)),
+        (f"{steps} cached steps", _steps(engine, gpt, [prompt], text(steps))),
+        (f"ragged batch and {steps} steps", _steps(engine, gpt, ragged, text(steps))),
     ]
     checks = []
-    for name, plan in zip(check_names(n_positions), plans, strict=True):
+    for name, plan in plans:
         on_check(name)
         checks.append(_compare(name, plan, TOLERANCES[engine.session.cache.dtype]))
     return tuple(checks)
@@ -88,9 +82,8 @@ def verify_device_topk(device_topk: DeviceTopK, vocab_size: int) -> None:
             raise ExportError("the top-k graph does not pick the largest logits after the repetition penalty")
 
 
-def _sizes(n_positions: int) -> tuple[list[int], int]:
-    """Return the lengths of the prefills, and the number of cached steps, that fit the context."""
-    return sorted({min(length, n_positions) for length in (1, 2, 17, n_positions)}), min(_DECODE_STEPS, n_positions - 1)
+def _prefill_lengths(n_positions: int) -> list[int]:
+    return sorted({min(length, n_positions) for length in (1, 2, 17, n_positions)})
 
 
 def _compare(name: str, pairs: Iterator[tuple[Logits, Logits]], relative_tolerance: float) -> Check:
@@ -144,7 +137,7 @@ def _pieces(engine: Engine, gpt: GPT, ids: list[int]) -> Iterator[tuple[Logits, 
 def _steps(
     engine: Engine, gpt: GPT, prompts: Sequence[list[int]], continuation: list[int]
 ) -> Iterator[tuple[Logits, Logits]]:
-    """Prefill a batch, then feed every row the same continuation, one token a step."""
+    """Prefill a batch, then feed every row the same continuation, one token per step."""
     cache = engine.new_cache(len(prompts), max(len(ids) for ids in prompts) + len(continuation))
     rows = [[*ids, *continuation] for ids in prompts]
     expected = [_oracle(gpt, row, np.arange(len(ids) - 1, len(row))) for ids, row in zip(prompts, rows, strict=True)]

@@ -182,7 +182,7 @@ class WideEmbedding(nn.Module):
 
 
 class _FusedAttention:
-    """Emit one com.microsoft::GroupQueryAttention a layer, on key-value buffers that it updates in place."""
+    """Emit one com.microsoft::GroupQueryAttention per layer, on key-value buffers that it updates in place."""
 
     def __init__(self, n_head: int, buffers: list[Tensor], seqlens_k: Tensor, total_sequence_length: Tensor) -> None:
         self.n_head = n_head

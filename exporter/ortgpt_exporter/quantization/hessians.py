@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-import onnxruntime
 
-from ortgpt.contract import Flavour, Tensor
+from ortgpt.contract import MINIMUM_ONNXRUNTIME, Flavour, Tensor
+from ortgpt.ort.package import import_onnxruntime
 
 MAX_TOKENS = 16_384  # of a text; more tokens change the sums little
 ROW_TOKENS = 256  # the logits of a whole row are computed
@@ -49,7 +49,10 @@ class Calibration:
         outputs.extend(extra)
         ir.save(model, folder / "calibrate.onnx", external_data="calibrate.data")
         outputs[-len(extra) :] = []  # after `del`, onnx_ir would still take them for outputs and not save their shapes
-        self._session = onnxruntime.InferenceSession(folder / "calibrate.onnx", providers=["CPUExecutionProvider"])
+        ort = import_onnxruntime(MINIMUM_ONNXRUNTIME)
+        self._session = ort.InferenceSession(folder / "calibrate.onnx", providers=["CPUExecutionProvider"])
+        self._options = ort.RunOptions()
+        self._options.only_execute_path_to_fetches = True
 
     def hessian(self, name: str) -> Hessian:
         """Return XᵀX (width, width) for the matrix called `name`. Each sum can be taken once."""
@@ -71,10 +74,8 @@ class Calibration:
             if chosen and size_bytes > _MAX_BYTES:
                 break
             chosen.append(other)
-        options = onnxruntime.RunOptions()
-        options.only_execute_path_to_fetches = True
         for row in self._rows:
-            activations = self._session.run([self._outputs[other] for other in chosen], self._feeds(row), options)
+            activations = self._session.run([self._outputs[other] for other in chosen], self._feeds(row), self._options)
             for other, activation in zip(chosen, activations, strict=True):
                 x = activation.reshape(-1, activation.shape[-1]).astype(np.float64)
                 product = x.T @ x

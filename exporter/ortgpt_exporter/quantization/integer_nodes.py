@@ -26,7 +26,7 @@ _ZERO = 128  # the byte for zero in activations; the fast kernel takes unsigned 
 _GELUS, _GELU_MIN = ("Gelu", "FastGelu"), 0.1701
 _GELU_ZERO = 32
 _FLOAT = ir.DataType.FLOAT
-ROW_SCALES = "row_scales"  # ends the name of the scales of a matrix that stores one scale a row
+ROW_SCALES = "row_scales"  # ends the name of the scales of a matrix that stores one scale per row
 
 
 def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
@@ -34,7 +34,7 @@ def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> l
     rows, count, width = blocks.packed.shape
     tied = is_transposed(node)  # the look-up reads the same tensors, in its own shape
     before: list[ir.Node] = []
-    if blocks.row_scales is not None and not tied:  # stored once a row, and repeated when the graph is opened
+    if blocks.row_scales is not None and not tied:  # stored once per row, and repeated when the graph is opened
         sizes = constant(graph, f"ortgpt.blocks.{rows}.{count}", np.array([rows, count]))
         repeat = ir.node("Expand", [constant(graph, f"{name}.{ROW_SCALES}", blocks.row_scales[:, None]), sizes])
         flatten = ir.node("Reshape", [repeat.outputs[0], constant(graph, "ortgpt.flat", np.array([-1]))])
@@ -58,7 +58,7 @@ def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> l
 
 
 def blocks_of(node: ir.Node) -> Blocks:
-    """Return the blocks of a node that nbits_matmul() made, unless they have one scale a row."""
+    """Return the blocks of a node that nbits_matmul() made, unless they have one scale per row."""
     rows, width, bits, block_size = (node.attributes[name].as_int() for name in ("N", "K", "bits", "block_size"))
     tensors = [value.const_value for value in node.inputs[1:] if value is not None and value.const_value is not None]
     packed, scales = (tensor.numpy() for tensor in tensors)
@@ -74,7 +74,7 @@ def nbits_gather(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> l
 
 
 def _stored(graph: ir.Graph, name: str, blocks: Blocks, *, flat: bool) -> list[ir.Value]:
-    """Return integers and scales as initializers, made once a matrix.
+    """Return integers and scales as initializers, made once per matrix.
 
     With `flat` they have the shapes that MatMulNBits takes, (rows, blocks, bytes) and one axis, otherwise (rows, …).
     """
@@ -100,7 +100,7 @@ def dequantized_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks
 
 
 def rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
-    """Multiply 8-bit activations, one scale a row, by 8-bit weights, one scale a column; standard operators."""
+    """Multiply 8-bit activations, one scale per row, by 8-bit weights, one scale per column; standard operators."""
     per_node = is_transposed(node)
     nodes, rounded, row_scales, zero = _rounded_rows(graph, node.inputs[0], blocks.block_size, per_node=per_node)
     weights, scales = signed_rows(graph, name, blocks, transposed=not is_transposed(node))
@@ -122,7 +122,7 @@ def fused_rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks)
 
 
 def fused_rows_product(graph: ir.Graph, x: ir.Value | None, weights: ir.Value, scales: ir.Value) -> list[ir.Node]:
-    """Multiply rows of activations, rounded to 8 bits, by signed bytes (width, columns), with a scale a column."""
+    """Multiply rows of activations, rounded to 8 bits, by signed bytes (width, columns), with one scale per column."""
     assert weights.shape is not None
     width = int(weights.shape.numpy()[0])
     nodes, rounded, row_scales, zero = _rounded_rows(graph, x, width, per_node=False)
@@ -132,7 +132,7 @@ def fused_rows_product(graph: ir.Graph, x: ir.Value | None, weights: ir.Value, s
 
 
 def rows_gather(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
-    """Look up rows of 8-bit integers, one scale a row."""
+    """Look up rows of 8-bit integers, one scale per row."""
     table, scales = signed_rows(graph, name, blocks, transposed=False)
     rows, row_scales = (ir.node("Gather", [value, node.inputs[1]]) for value in (table, scales))
     widened = ir.node("Cast", [rows.outputs[0]], {"to": _FLOAT})

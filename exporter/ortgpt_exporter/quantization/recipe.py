@@ -58,7 +58,7 @@ class Recipe:
     fast_prefill: bool = False
     """Whether there is a second graph, for prompts."""
     row_scales: bool = False
-    """Whether the layers' blocks share one scale a row, so that the graph for prompts can read them."""
+    """Whether the layers' blocks share one scale per row, so that the graph for prompts can read them."""
     wider: tuple[str, ...] = ()
     """The matrices that get 8 bits although `dtype` is int4."""
 

@@ -5,9 +5,12 @@ Knows no matrix. The command line imports it, so it imports neither torch nor on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from ortgpt.contract import DType, Flavour
 from ortgpt.errors import OptionError, listed, shown
@@ -30,34 +33,78 @@ ALL_METHODS = (SEARCH, GPTQ, W8A8, *DYNAMIC)
 _MAX_RATIO = {DType.INT8: 1.01, DType.INT4: 1.05}
 
 
+def setting(
+    help: str, kind: type, *, default: Any = None, choices: Sequence[Any] = (), above: float = -math.inf, flag: str = ""
+) -> Any:
+    """Declare a field of Quantization: one of `choices`, or a number larger than `above`; `flag` is its own flag."""
+    metadata = {"help": help, "kind": kind, "choices": choices, "above": above, "flag": flag}
+    return field(default=default, metadata=metadata)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """How to quantise a float32 bundle, and how much accuracy may be lost."""
+    """Say how to quantise a float32 bundle, and how much accuracy may be lost.
 
-    dtype: str
-    """The precision of the weights: "int8" or "int4"."""
-    method: str | None = None
-    """How weights are rounded: "scale-search" (the default; portable int8: "w8a8"), "gptq", "w8a8" (int8: one scale a
-    row of activations), or Optimum's "dynamic-avx2", "dynamic-avx512", "dynamic-avx512-vnni" and "dynamic-arm64"
-    (portable int8)."""
-    block_size: int | None = None
-    """How many weights share a scale: 128, 64, 32 or 16. By default the largest that divides every matrix, and at most
-    64 (int8) or 32 (int4) for embedding and head."""
-    head_dtype: str | None = None
-    """The precision of embedding and head, "int8" or "int4"; by default `dtype`."""
-    fast_prefill: bool = False
-    """Whether to add a second graph for prompts, which multiplies whole rows of bytes (native only). In int8 it reads
-    the decoder's bytes, whose blocks then share one scale a row, unless `method` or `block_size` is set. Otherwise it
-    stores bytes of its own."""
-    calibration: str | Path | None = None
-    """The UTF-8 file that the method "gptq" reads; it needs one, and no other method accepts one."""
-    eval_text: str | Path | None = None
-    """The UTF-8 file to measure on; by default 2,048 tokens drawn from the float32 model itself."""
-    max_perplexity_ratio: float | None = None
-    """The largest accepted ratio to the float32 perplexity, above 1; by default 1.01 (int8) or 1.05 (int4). If the
-    ratio is larger, no bundle is written."""
-    max_kl: float | None = None
-    """The largest accepted mean KL divergence from float32, in nats; by default any."""
+    The metadata of each field has its meaning as "help". Raises OptionError naming every value that is not accepted.
+    """
+
+    dtype: str = setting("Precision of the weights.", str, default=MISSING, choices=tuple(BITS))
+    method: str | None = setting(
+        "How weights are rounded. gptq: by the calibration text. w8a8 (int8): with one scale per row of activations, "
+        "for faster prefill. dynamic-...: Optimum's, portable int8 only. [default: scale-search; portable int8: w8a8]",
+        str,
+        choices=ALL_METHODS,
+    )
+    block_size: int | None = setting(
+        f"Weights that share a scale: {', '.join(map(str, BLOCK_SIZES[:-1]))} or {BLOCK_SIZES[-1]}. "
+        "[default: the largest that divides every matrix; at most 64 (int8) or 32 (int4) for embedding and head]",
+        int,
+        choices=BLOCK_SIZES,
+    )
+    head_dtype: str | None = setting(
+        "Precision of embedding and head. [default: as the rest]", str, choices=tuple(BITS)
+    )
+    fast_prefill: bool = setting(
+        "Add a second graph for prompts, native only, which computes them twice as fast. It is loaded at the first "
+        "prompt of 32 or more tokens. In int8 it reads the decoder's weights, unless method or block size is set; "
+        "otherwise it adds one byte per weight on disk.",
+        bool,
+        default=False,
+    )
+    calibration: str | Path | None = setting(  # noqa: RUF009  # returns a field
+        "UTF-8 text for the method gptq, which needs one.", Path
+    )
+    eval_text: str | Path | None = setting(  # noqa: RUF009  # returns a field
+        "UTF-8 text to measure on. [default: 2,048 tokens drawn from the float32 model]", Path, flag="--eval"
+    )
+    max_perplexity_ratio: float | None = setting(
+        "Write no bundle if the ratio to the float32 perplexity is larger. "
+        f"[default: {', '.join(f'{dtype} {ratio}' for dtype, ratio in _MAX_RATIO.items())}]",
+        float,
+        above=1,
+    )
+    max_kl: float | None = setting(
+        "Write no bundle if the mean KL divergence, in nats, is larger. [default: any]", float, above=0
+    )
+
+    def __post_init__(self) -> None:
+        accepted = {}
+        for each in fields(self):
+            value, kind, choices = getattr(self, each.name), each.metadata["kind"], each.metadata["choices"]
+            if value is None and each.default is None:
+                continue
+            if each.name != "method" and choices and (type(value) is not kind or value not in choices):
+                accepted[each.name] = ", ".join(map(str, choices))  # which methods are accepted, the flavour decides
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if kind is float and not (is_number and value > each.metadata["above"]):
+                accepted[each.name] = f"a number above {each.metadata['above']}"
+            if kind is bool and not isinstance(value, bool):
+                accepted[each.name] = "True or False"
+            if kind is Path and not isinstance(value, (str, os.PathLike)):
+                accepted[each.name] = "the path of a UTF-8 text"
+        if accepted:
+            template = listed([f"{{{name}}} (accepted: {values})" for name, values in accepted.items()])
+            raise OptionError(template, {name: getattr(self, name) for name in accepted})
 
     @property
     def max_ratio(self) -> float:
@@ -65,24 +112,20 @@ class Quantization:
         return _MAX_RATIO[self.dtype] if self.max_perplexity_ratio is None else self.max_perplexity_ratio
 
 
+def check_type(quantization: object) -> Quantization:
+    """Return a Quantization as it is. Raises OptionError for anything else."""
+    if not isinstance(quantization, Quantization):
+        raise OptionError.bad_value("quantization", quantization, "a Quantization")
+    return quantization
+
+
 def check_quantization(quantization: Quantization, flavour: str) -> None:
     """Check a request before any work is done.
 
-    Raises OptionError for a value that is not accepted, ExportError for choices that do not fit together or this
-    flavour, ModuleNotFoundError where the method needs an extra, OSError or ExportError for a text.
+    Raises ExportError for choices that do not fit together or this flavour, ModuleNotFoundError where the method needs
+    an extra, OSError or ExportError for a text.
     """
-    faults = [
-        f"{name} = {shown(value)} (accepted: a number above {low})"
-        for name, value, low in (
-            ("max_perplexity_ratio", quantization.max_perplexity_ratio, 1),
-            ("max_kl", quantization.max_kl, 0),
-        )
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > low)
-    ]
-    if quantization.dtype not in tuple(BITS):
-        faults.insert(0, f"dtype = {shown(quantization.dtype)} (accepted: {', '.join(BITS)})")
-    if faults:
-        raise OptionError(listed(faults))
+    check_type(quantization)
     method = choose_method(quantization, flavour)
     if method in DYNAMIC:
         import optimum.onnxruntime  # noqa: F401  # to fail before the work, not after it
@@ -91,7 +134,8 @@ def check_quantization(quantization: Quantization, flavour: str) -> None:
         raise ExportError(f"calibration = {calibration} would have no effect (accepted with the method {GPTQ})")
     if method == GPTQ and calibration is None:
         raise ExportError(
-            f"the method {GPTQ} needs a calibration text; name a UTF-8 file like the texts that the model will read"
+            f"the method {GPTQ} needs a calibration text (--calibration FILE, calibration=): a UTF-8 file like what the "
+            "model will read"
         )
     for text in (calibration, quantization.eval_text):
         if text is not None:
@@ -100,29 +144,19 @@ def check_quantization(quantization: Quantization, flavour: str) -> None:
 
 def choose_method(quantization: Quantization, flavour: str) -> str:
     """Return the method, the default filled in. Raises ExportError for choices that fit no network."""
-    accepted = ACCEPTED_METHODS.get((flavour, quantization.dtype))
-    if accepted is None:
-        raise ExportError(f"dtype = {shown(quantization.dtype)} (accepted: {', '.join(BITS)})")
+    accepted = ACCEPTED_METHODS[flavour, quantization.dtype]
     method = accepted[0] if quantization.method is None else quantization.method
     if method not in accepted:
         raise ExportError(
             f"method = {shown(method)} with {flavour} {quantization.dtype} (accepted: {', '.join(accepted)})"
         )
-    choices: Mapping[str, tuple[object, ...]] = {"block_size": BLOCK_SIZES, "head_dtype": tuple(BITS)}
-    values = {name: getattr(quantization, name) for name in choices if getattr(quantization, name) is not None}
-    if values and method in (W8A8, *DYNAMIC):
+    blocks = [name for name in ("block_size", "head_dtype") if getattr(quantization, name) is not None]
+    if blocks and method in (W8A8, *DYNAMIC):
         raise ExportError(
-            f"{' and '.join(values)} would have no effect (accepted with the methods in blocks, not {method})"
+            f"{' and '.join(blocks)} would have no effect (accepted with the methods in blocks, not {method})"
         )
     if quantization.fast_prefill and (flavour != Flavour.NATIVE or method == W8A8):
         raise ExportError(
             f"fast_prefill would have no effect (accepted with {Flavour.NATIVE} graphs and the methods in blocks)"
         )
-    faults = [
-        f"{name} = {shown(value)} (accepted: {', '.join(map(str, choices[name]))})"
-        for name, value in values.items()
-        if type(value) is not type(choices[name][0]) or value not in choices[name]
-    ]
-    if faults:
-        raise ExportError(listed(faults))
     return method

@@ -137,12 +137,16 @@ def test_progress_counts_bytes_up_to_the_known_total_in_the_callers_thread(
     assert again[0].done == again[-1].done == total
 
 
-def test_an_exception_of_the_callback_ends_the_download(hub: Hub) -> None:
-    def stop(progress: Progress) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, KeyError, TypeError, ValueError, OSError, RuntimeError])
+def test_an_exception_of_the_callback_ends_the_download(hub: Hub, kind: type[BaseException]) -> None:
+    error = kind("the caller's own")
 
-    with pytest.raises(KeyboardInterrupt):
+    def stop(progress: Progress) -> None:
+        raise error
+
+    with pytest.raises(kind) as caught:
         download("me/gpt", on_progress=stop)
+    assert caught.value is error
 
 
 def test_an_interrupt_ends_the_download_in_the_middle_of_a_file(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,13 +174,32 @@ def test_a_second_run_takes_the_cache(hub: Hub, monkeypatch: pytest.MonkeyPatch)
     assert hub.downloads() == []
     assert len(hub.requests) == 2  # the list of files, and which commit main is now
     hub.requests.clear()
-    assert download("me/gpt", revision=COMMIT) == first
-    assert len(hub.requests) == 1
-    hub.requests.clear()
+    assert download("me/gpt", revision=COMMIT) == first  # a commit does not change: nothing to ask
+    assert hub.requests == []
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert download("me/gpt") == first
     assert download("me/gpt", revision="main") == first
     assert hub.requests == []
+
+
+@pytest.mark.parametrize("missing", ["config.json", "vocab.json", "model.safetensors", "README.md"])
+def test_a_commit_that_is_not_cached_whole_is_completed(hub: Hub, missing: str) -> None:
+    folder = download("me/gpt").folder
+    (folder / missing).unlink()
+    hub.requests.clear()
+    assert download("me/gpt", revision=COMMIT).folder == folder
+    assert cached_names(folder) == sorted([*NEEDED, "model.safetensors"])
+    assert hub.requests
+
+
+def test_a_tokenizer_that_is_not_cached_is_asked_for(hub: Hub) -> None:
+    hub.repos["me/gpt"].files = {name: hub.repos["me/gpt"].files[name] for name in ("config.json", "model.safetensors")}
+    folder = download("me/gpt").folder
+    hub.repos["me/gpt"].files |= {"tokenizer.json": b"{}"}
+    hub.requests.clear()
+    download("me/gpt", revision=COMMIT)
+    assert hub.requests
+    assert cached_names(folder)[:2] == ["config.json", "model.safetensors"]
 
 
 def test_a_branch_that_moves_is_followed(hub: Hub) -> None:
@@ -262,8 +285,11 @@ def test_what_may_not_be_read_is_said(hub: Hub, monkeypatch: pytest.MonkeyPatch)
     assert "has no revision 'ffff" in refused(revision=NEXT_COMMIT)
     assert "the revision is empty" in refused(revision=" ")
     assert "'me--x/gpt' is not a hub id (accepted: owner/name)" in refused(repo_id="me--x/gpt")
-    for status, reason in ((401, "refuses me/gpt"), (403, "refuses"), (429, "too many requests"), (500, "try again")):
+    for status in (401, 403, 429, 500):
         hub.status = status
+        reason = (
+            f"answers me/gpt with status {status} (the token in use has no access); try again later, or set HF_TOKEN"
+        )
         assert reason in refused()
 
 
@@ -271,7 +297,9 @@ def test_what_may_not_be_read_is_said(hub: Hub, monkeypatch: pytest.MonkeyPatch)
 def test_a_damaged_token_is_not_shown(hub: Hub, tmp_path: Path, token: str) -> None:
     download("me/gpt")  # what is cached does not hide it
     (tmp_path / "home" / "token").write_text(token)
-    assert refused() == "HF_TOKEN has characters that no token has; set it to a token of the hub, or unset it"
+    assert refused() == (
+        "HF_TOKEN has characters that are not allowed in a token; set it to a token of the hub, or unset it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -306,7 +334,9 @@ def test_without_the_hub_the_cache_serves_and_says_so(hub: Hub, monkeypatch: pyt
     assert download("me/gpt").folder == first.folder
     hub.status = 404
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    assert refused() == f"{hub.url} answers me/gpt with status 404; try again later"  # an answer, not silence
+    assert (
+        refused() == f"{hub.url} answers me/gpt with status 404 (no token is set); try again later, or set HF_TOKEN"
+    )  # an answer, not silence
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "nonsense", "http://["])
@@ -369,8 +399,8 @@ def test_a_cache_that_cannot_be_written(hub: Hub, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file"))
     message = refused()
-    assert message.startswith(f"the cache {tmp_path / 'file'} cannot take me/gpt: ")
-    assert message.endswith("; set HF_HUB_CACHE to a folder that can")
+    assert message.startswith(f"the cache {tmp_path / 'file'} cannot store me/gpt: ")
+    assert message.endswith("; set HF_HUB_CACHE to a writable folder")
 
 
 @pytest.mark.parametrize(
@@ -471,7 +501,7 @@ def test_the_environment_is_honoured(hub: Hub, tmp_path: Path) -> None:
 def test_a_full_disk_is_said(hub: Hub, tmp_path: Path) -> None:
     # A limit on the size of a file stands for a full disk: the same write fails, with another number.
     done = run("me/gpt", limit_bytes=20_000, HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "small"))
-    assert f"ExportError: the cache {tmp_path / 'small' / 'hub'} cannot take me/gpt: File too large" in done.stderr
+    assert f"ExportError: the cache {tmp_path / 'small' / 'hub'} cannot store me/gpt: File too large" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["openai-community/gpt2", "me/my_model.v1-x", "a/b", "1/2"])

@@ -225,7 +225,7 @@ def test_masks_among_the_biases_of_old_versions_are_ignored(base: Path, tmp_path
 
 def test_a_stored_head_equal_to_the_embedding_is_taken(base: Path, tmp_path: Path) -> None:
     adapted = make_adapter(tmp_path, target_modules=["c_attn"], modules_to_save=["lm_head"])
-    assert "parts the head from the token embedding" in refusal(base, tmp_path)
+    assert "makes the head differ from the token embedding" in refusal(base, tmp_path)
     wte = load_gpt(base).wte.weight.detach()
     rewrite(tmp_path, lambda state: state | {"base_model.model.lm_head.weight": wte})
     with torch.no_grad():
@@ -245,7 +245,9 @@ def test_a_stored_head_equal_to_the_embedding_is_taken(base: Path, tmp_path: Pat
 )
 def test_what_parts_head_and_embedding_is_refused(base: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     make_adapter(tmp_path, **settings)
-    assert refusal(base, tmp_path).startswith(f"{tmp_path / 'adapter_model.safetensors'}: the adapter parts the head")
+    assert refusal(base, tmp_path).startswith(
+        f"{tmp_path / 'adapter_model.safetensors'}: the adapter makes the head differ"
+    )
 
 
 def test_only_changed_weights_are_new_and_nothing_old_changes(base: Path, tmp_path: Path) -> None:
@@ -267,7 +269,7 @@ def test_settings_that_are_not_honoured_are_named_at_once(base: Path, tmp_path: 
     make_adapter(tmp_path, target_modules=["c_attn"])
     edit(tmp_path, of_a_later_version={"a": 1}, unset=0, megatron_config={"x": 1}, megatron_core="antigravity")
     assert refusal(base, tmp_path) == (
-        f"{tmp_path / 'adapter_config.json'}: of_a_later_version = {{'a': 1}} (a setting of a later peft); "
+        f"{tmp_path / 'adapter_config.json'}: of_a_later_version = {{'a': 1}} (written by a newer peft); "
         "megatron_config = {'x': 1} (accepted: null)"
     )
     assert "antigravity" not in sys.modules
@@ -306,7 +308,7 @@ def test_initialisations_that_the_files_do_not_tell_are_refused(base: Path, tmp_
     make_adapter(tmp_path, target_modules=["c_attn"], init_lora_weights="pissa_niter_4")
     for start in ("pissa_niter_4", "OLoRA", "corda", "loftq", "lora_ga", 3):
         edit(tmp_path, init_lora_weights=start)
-        assert f"init_lora_weights = {start!r} (the adapter belongs to weights that were changed first)" in refusal(
+        assert f"init_lora_weights = {start!r} (this initialisation changes the base weights)" in refusal(
             base, tmp_path
         )
 

@@ -15,10 +15,11 @@ import onnxruntime
 import pytest
 import torch
 
+from models.presets import PRESETS
 from ortgpt_exporter import ExportError
 from ortgpt_exporter.graph.fusions import optimize_graph
-from ortgpt_exporter.graph.to_onnx import check_graph, export_graph, halve, pad_heads, padded_head_dim
-from ortgpt_models import GPT, PRESETS, GPTConfig
+from ortgpt_exporter.graph.to_onnx import check_operators, export_graph, halve, pad_heads, padded_head_dim
+from ortgpt_models import GPT, GPTConfig
 
 BASE = GPTConfig(vocab_size=97, n_positions=40, n_embd=48, n_layer=2, n_head=3)
 
@@ -262,18 +263,14 @@ def test_weights_that_float16_cannot_hold_are_named() -> None:
 
 def test_a_graph_that_did_not_fuse_fails() -> None:
     model = export_graph(make_gpt(BASE), "native", "float32")
-    check_graph(model, BASE, "native", "float32")
+    check_operators(model, "native", 2)
     with pytest.raises(ExportError, match="2 GroupQueryAttention nodes for 3 layers"):
-        check_graph(model, replace(BASE, n_layer=3), "native", "float32")
-    with pytest.raises(ExportError, match=r"has the tensors.*97.*expected.*98"):
-        check_graph(model, replace(BASE, vocab_size=98), "native", "float32")
-    with pytest.raises(ExportError, match=r"has the tensors.*float32.*expected.*float16"):
-        check_graph(model, BASE, "native", "float16")
+        check_operators(model, "native", 3)
     with pytest.raises(ExportError, match=r"com\.microsoft::FusedMatMul.*a portable one has only standard operators"):
-        check_graph(model, BASE, "portable", "float32")
+        check_operators(model, "portable", 2)
     next(node for node in model.graph if node.op_type == "GroupQueryAttention").op_type = "Attention"
-    with pytest.raises(ExportError, match="1 GroupQueryAttention nodes for 2 layers; expected one a layer"):
-        check_graph(model, BASE, "native", "float32")
+    with pytest.raises(ExportError, match="1 GroupQueryAttention nodes for 2 layers; expected one per layer"):
+        check_operators(model, "native", 2)
 
 
 def test_a_fusion_that_missed_a_place_fails() -> None:

@@ -12,7 +12,6 @@ import ortgpt
 from ortgpt.engine.device_topk import DeviceTopK
 from ortgpt.engine.engine import Engine
 from ortgpt.generator import Generator
-from ortgpt.model import LoadedModel
 from ortgpt_exporter import export_bundle
 from support import write_checkpoint
 
@@ -82,7 +81,7 @@ def test_rows_that_are_not_finite_are_reported(generator: Generator, value: floa
 def test_ids_are_those_picked_from_all_logits(generator: Generator, options: dict[str, Any]) -> None:
     engine = generator.engine
     whole = Engine(engine.session, engine.config, masked_tokens=20)
-    plain = Generator(LoadedModel(generator.bundle, whole, generator.tokenizer))
+    plain = Generator(generator.bundle, whole, generator.tokenizer)
     prompts = ["It is", "a truth universally acknowledged", "x"]
     found, want = (g.generate_batch(prompts, max_new_tokens=20, **options) for g in (generator, plain))
     assert [row.token_ids for row in found] == [row.token_ids for row in want]

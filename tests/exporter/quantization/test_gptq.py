@@ -15,7 +15,7 @@ from ortgpt_exporter.quantization.blocks import quantize_blocks
 from ortgpt_exporter.quantization.gptq import quantize_gptq
 from ortgpt_exporter.quantization.hessians import Calibration
 from ortgpt_exporter.quantization.rewrite_graph import product_inputs
-from ortgpt_exporter.texts import Text, spread_rows
+from ortgpt_exporter.texts import TextRows, spread_rows
 from ortgpt_models import load_gpt
 from support import write_checkpoint
 
@@ -111,7 +111,7 @@ def test_the_sums_are_those_of_what_pytorch_multiplies(flavour: str, tmp_path: P
 
 def test_rows_of_a_long_text_are_spread_over_all_of_it() -> None:
     for count in (100, 16_385, 33_000, 1_000_000):
-        rows = spread_rows(Text("t", list(range(count)), count), 256, max_tokens=16_384).rows
+        rows = spread_rows(TextRows("t", [list(range(count))], count), 256, max_tokens=16_384).rows
         assert sum(map(len, rows)) >= min(count, 16_384) - 256
         assert len(rows) <= 64
         assert rows[0][0] == 0

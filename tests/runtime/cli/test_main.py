@@ -128,7 +128,7 @@ def test_seal(small_bundle: Path, tmp_path: Path) -> None:
         ),
         (["quantize", "BUNDLE", "--sweep", "--plot", "x.pdf"], 2, ["x.pdf", ".png or .svg"]),
         (["quantize", "BUNDLE", "-o", "out", "--dtype", "int4", "--plot", "x.png"], 2, ["--plot would have no effect"]),
-        (["quantize", "BUNDLE", "-o", "out", "--dtype", "int8", "--block-size", "24"], 1, ["block_size = 24"]),
+        (["quantize", "BUNDLE", "-o", "out", "--dtype", "int8", "--block-size", "24"], 2, ["block_size = 24"]),
         (["quantize", "BUNDLE", "-o", "out", "--dtype", "int8", "--max-kl", "-1"], 2, ["max_kl = -1.0"]),
         (["quantize", "nowhere", "-o", "out", "--dtype", "int8"], 1, ["nowhere does not exist"]),
         (["train", "nowhere.txt", "-o", "out"], 1, ["nowhere.txt"]),

@@ -18,16 +18,16 @@ def _setting(default: Any, help: str, *, least: float = 0, most: float = math.in
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class TrainingConfig:
     """Say how to train: the shape of the network, then the optimisation (AdamW, linear warm-up, cosine to zero).
 
     The metadata of each field has its meaning as "help". Raises ModelError naming every field out of range.
     """
 
-    n_layer: int = _setting(6, "Number of layers.")
-    n_head: int = _setting(4, "Attention heads in a layer.")
-    n_embd: int = _setting(256, "Width of the residual stream, a multiple of the number of heads.")
-    n_positions: int = _setting(256, "Context length in tokens; each training window has this length.")
+    n_layer: int = _setting(6, "Number of layers.", least=1)
+    n_head: int = _setting(4, "Attention heads in a layer.", least=1)
+    n_embd: int = _setting(256, "Width of the residual stream, a multiple of the number of heads.", least=1)
+    n_positions: int = _setting(256, "Context length in tokens; each training window has this length.", least=1)
     vocab_size: int = _setting(4096, "Tokens of the byte-level BPE, end-of-text included.", least=257)
     dropout: float = _setting(0.1, "Dropout on the embeddings and the residual branches, below 1.")
     steps: int = _setting(2000, "Number of optimiser steps.", least=1)
@@ -49,7 +49,7 @@ class Recipe:
                 accepted = f"{least} to {most}" if most < math.inf else f"{least} or more"
                 faults.append(f"{each.name} = {value} (accepted: {'above 0' if above == 0 else accepted})")
         if faults:
-            raise ModelError("unusable training recipe: " + "; ".join(faults))
+            raise ModelError("unusable training configuration: " + "; ".join(faults))
         self.gpt_config(end_of_text_id=0)
 
     def gpt_config(self, *, end_of_text_id: int) -> GPTConfig:
