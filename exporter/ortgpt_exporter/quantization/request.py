@@ -134,8 +134,8 @@ def check_quantization(quantization: Quantization, flavour: str) -> None:
         raise ExportError(f"calibration = {calibration} would have no effect (accepted with the method {GPTQ})")
     if method == GPTQ and calibration is None:
         raise ExportError(
-            f"the method {GPTQ} needs a calibration text (--calibration FILE, calibration=): a UTF-8 file like what the "
-            "model will read"
+            f"the method {GPTQ} needs a calibration text (--calibration FILE, calibration=): a UTF-8 file like what "
+            "the model will read"
         )
     for text in (calibration, quantization.eval_text):
         if text is not None:
