@@ -219,7 +219,8 @@ def test_the_whole_context_can_be_used_and_not_a_token_more(engine: Engine, smal
         with pytest.raises(ContextLengthError) as caught:
             run(engine, [make_row([1], 1), make_row([1] * length, new)])
         message = str(caught.value)
-        assert f"prompt of {length} tokens and {new} new ones exceed the context of 64" in message
+        ones = "one" if new == 1 else "ones"
+        assert f"prompt of {length} tokens and {new} new {ones} exceed the context of 64" in message
         assert "row 1" in message
         assert hint in message
 
