@@ -6,6 +6,10 @@ import os
 # home folder. A later call to turn it off comes too late.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
+# Python 3.11 takes new stack memory for every call at some depths of the stack. Deep inside the imports below, numpy's
+# import met such a depth and took 20 ms longer; here it meets none.
+import numpy as _numpy  # noqa: F401
+
 from ortgpt.conversation import Conversation
 from ortgpt.engine.prefix_cache import PrefixCache
 from ortgpt.errors import (
