@@ -9,7 +9,7 @@ from collections import abc
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ortgpt.bundle.folder import Bundle
 from ortgpt.conversation import Conversation
@@ -21,34 +21,69 @@ from ortgpt.model import LoadedModel, Prompt, open_parts
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.options.keywords import GenerationKeywords
 from ortgpt.options.validation import integer
-from ortgpt.request import check_stream, prepare
+from ortgpt.ort.cpus import allowed_cpus
+from ortgpt.request import Request, check_stream, prepare
 from ortgpt.results import Choice, Completion, Piece, Score
 from ortgpt.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from ortgpt.aio import Turns
+
+_MIN_ASYNC_THREADS = 4
+
 
 def load(
-    path: str | os.PathLike[str], *, device: str = "auto", threads: int | None = None, verify: str = "sha256"
+    path: str | os.PathLike[str],
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    verify: str = "sha256",
+    reload_after_fork: bool = False,
 ) -> Generator:
     """Load a bundle folder, or the built-in bundle "austen". Use the result as a context manager, or close() it.
 
     `device` is "auto", "cpu", "cuda" or "cuda:N". `threads` is the number of CPU threads of one operator, by default
     the CPUs that this process may use. `verify` is "sha256", which reads every file while the model opens, or "size".
-    A folder named like a built-in bundle wins over it. Raises BundleError, DeviceError or OptionError.
+    A folder named like a built-in bundle wins over it. A forked child cannot use the generator, which raises
+    ClosedError there; with `reload_after_fork`, the child opens the bundle again at its first call, on the CPU only.
+    Raises BundleError, DeviceError or OptionError.
     """
-    bundle, engine, tokenizer = open_parts(path, device=device, threads=threads, verify=verify)
-    reload = partial(load, bundle.path, device=device, threads=threads, verify=verify)
-    return Generator(bundle, engine, tokenizer, reload=reload)
+    if not isinstance(reload_after_fork, bool):
+        raise OptionError.bad_value("reload_after_fork", reload_after_fork, "True, False")
+    opening = partial(open_parts, device=device, threads=threads, verify=verify)
+    bundle, engine, tokenizer = opening(path)
+    if reload_after_fork and not engine.session.device.is_cpu:
+        raise DeviceError(
+            f"reload_after_fork = True works on the CPU only, and this bundle runs on {engine.session.device}: a child "
+            "cannot use a GPU that its parent used before the fork; load the bundle in the child"
+        )
+    reload = partial(
+        load, bundle.path, device=device, threads=threads, verify=verify, reload_after_fork=reload_after_fork
+    )
+    open_again = partial(opening, bundle.path) if reload_after_fork else None
+    return Generator(bundle, engine, tokenizer, reload=reload, open_again=open_again)
 
 
 class Generator(LoadedModel):
     """A loaded bundle. Calls are independent of each other and may come from several threads."""
 
     def __init__(
-        self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer, *, reload: Callable[[], Generator] | None = None
+        self,
+        bundle: Bundle,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        *,
+        reload: Callable[[], Generator] | None = None,
+        open_again: Callable[[], tuple[Bundle, Engine, Tokenizer]] | None = None,
     ) -> None:
-        """Serve an open bundle; an unpickled generator is loaded by `reload`, which can be pickled."""
-        super().__init__(bundle, engine, tokenizer)
+        """Serve an open bundle.
+
+        An unpickled generator is loaded by `reload`, which can be pickled; a forked child opens the bundle by
+        `open_again`.
+        """
+        super().__init__(bundle, engine, tokenizer, open_again=open_again)
         self._reload = reload
+        self._turns: Turns | None = None  # made by the first asynchronous call
 
     @property
     def device(self) -> str:
@@ -80,18 +115,18 @@ class Generator(LoadedModel):
         An empty prompt starts from end-of-text. For several continuations of one prompt use generate_batch(). Raises
         OptionError, UnknownOptionError, PromptError, ContextLengthError (before any work) or NonFiniteLogitsError.
         """
-        return self._generate(prompt, GenerationOptions.make(options, keywords))
+        request = self._request(prompt, GenerationOptions.make(options, keywords))
+        for _ in request.run():
+            pass
+        return request.sequences[0].completion()
 
-    def _generate(self, prompt: Prompt, options: GenerationOptions, cancel: Any = None) -> Completion:
+    def _request(self, prompt: Prompt, options: GenerationOptions) -> Request:
         if (options.num_return_sequences or 1) > 1:
             raise OptionError(
                 "{num_return_sequences} (accepted here: 1; generate_batch([prompt], ...) returns several)",
                 {"num_return_sequences": options.num_return_sequences},
             )
-        request = prepare(self, [prompt], options, cancel=cancel)
-        for _ in request.run():
-            pass
-        return request.sequences[0].completion()
+        return prepare(self, [prompt], options)
 
     def generate_batch(
         self,
@@ -140,22 +175,34 @@ class Generator(LoadedModel):
     async def agenerate(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKeywords]
     ) -> Completion:
-        """Do as generate() in a thread, so that the event loop goes on. Cancelling the task ends it within a step."""
-        from ortgpt.aio import run_to_end  # asyncio takes a while to import, and only those who use it pay
+        """Do as generate() in a thread, so that the event loop goes on. Cancelling the task ends it within a step.
 
-        made = GenerationOptions.make(options, keywords)
-        return await run_to_end(partial(self._generate, prompt, made), made.cancel)
+        Asynchronous calls share a few threads of this generator, and take turns.
+        """
+        return await self._own_threads().result(self._steps(prompt, GenerationOptions.make(options, keywords)))
 
     def astream(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKeywords]
     ) -> abc.AsyncGenerator[Piece, None]:
-        """Do as stream() in a thread, for `async for`. Leaving the loop, or cancelling, ends it.
+        """Do as stream() in threads, for `async for`. Leaving the loop, or cancelling, ends it.
 
-        Options and prompt are checked with the first piece.
+        Options and prompt are checked at the call, so a server can refuse them before it begins its answer.
         """
-        from ortgpt.aio import iterate_in_thread
+        return self._own_threads().iterate(self.stream(prompt, options, **keywords))
 
-        return iterate_in_thread(partial(self.stream, prompt, options, **keywords))
+    def _steps(self, prompt: Prompt, options: GenerationOptions) -> abc.Generator[Completion | None]:
+        """Yield None after each step of generate(), and the completion at the end."""
+        request = self._request(prompt, options)
+        for _ in request.run():
+            yield None
+        yield request.sequences[0].completion()
+
+    def _own_threads(self) -> Turns:
+        if self._turns is None:
+            from ortgpt.aio import Turns  # asyncio takes a while to import, and only those who use it pay
+
+            self._turns = Turns(max(_MIN_ASYNC_THREADS, allowed_cpus()))
+        return self._turns
 
     def score(self, text: Prompt, *, stride: int | None = None) -> Score:
         """Measure how well the model predicts a text (or ids): nll, perplexity, bits per byte, each token's logprob.

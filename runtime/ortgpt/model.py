@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +22,7 @@ from ortgpt.options.generation_config import read_generation_config
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.options.resolved import ResolvedOptions
 from ortgpt.ort.session import plan_session
+from ortgpt.process import FORKED, forks, reload_lock
 from ortgpt.sampling.grammar import Grammars
 from ortgpt.text.tokenizer import Tokenizer
 
@@ -33,8 +34,23 @@ _logger = logging.getLogger(__name__)
 class LoadedModel:
     """An open bundle with its engine, tokenizer, compiled grammars, default options and prefix cache."""
 
-    def __init__(self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer) -> None:
-        """Read the bundle's default options. Raises BundleError for those that this model cannot have."""
+    def __init__(
+        self,
+        bundle: Bundle,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        *,
+        open_again: Callable[[], tuple[Bundle, Engine, Tokenizer]] | None = None,
+    ) -> None:
+        """Read the bundle's default options; in a forked child, get the three parts from `open_again`.
+
+        Raises BundleError for defaults that this model cannot have.
+        """
+        self._open_again = open_again
+        self._hold(bundle, engine, tokenizer)
+
+    def _hold(self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer) -> None:
+        self._forks = forks()
         self.bundle = bundle
         self.tokenizer = tokenizer
         self.prefixes: PrefixCache | None = None
@@ -49,10 +65,25 @@ class LoadedModel:
 
     @property
     def engine(self) -> Engine:
-        """The engine, which works on token ids. Raises ClosedError after close()."""
+        """The engine, which works on token ids. Raises ClosedError after close(), and in a forked child.
+
+        With `open_again`, a forked child opens the bundle at its first use.
+        """
         if self._engine is None:
             raise ClosedError("this generator is closed; load the bundle again")
+        if self._forks != forks():
+            self._renew()
         return self._engine
+
+    def _renew(self) -> None:
+        """Open the bundle in a forked child, where neither ONNX Runtime's threads nor holders of locks exist."""
+        if self._open_again is None:
+            raise ClosedError(FORKED)
+        with reload_lock():
+            if self._forks != forks():
+                prefixes = self.prefixes
+                self._hold(*self._open_again())
+                self.prefixes = None if prefixes is None else PrefixCache(prefixes.size_bytes)
 
     def close(self) -> None:
         """Release the model. Closing twice is fine."""
@@ -73,6 +104,7 @@ class LoadedModel:
 
     def prompt_ids(self, prompt: Prompt, name: str = "prompt") -> list[int]:
         """Return the ids of a prompt. Raises PromptError, which names it, for anything else and for unknown ids."""
+        limit = self.engine.allowed_vocab_size
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         try:
@@ -82,7 +114,6 @@ class LoadedModel:
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             raise PromptError(f"{name} = {shown(prompt)} (accepted: a text, or a sequence of token ids)")
         ids = [int(token_id) for token_id in array]
-        limit = self.engine.allowed_vocab_size
         bad = [token_id for token_id in ids if not 0 <= token_id < limit]
         if bad:
             raise PromptError(f"{name}: token id {bad[0]} is not in the vocabulary (accepted: 0 to {limit - 1})")
@@ -90,8 +121,9 @@ class LoadedModel:
 
     def resolve(self, options: GenerationOptions) -> ResolvedOptions:
         """Return the options with every choice made. Raises OptionError for one that this model cannot have."""
+        limit = self.engine.allowed_vocab_size
         resolved = options.resolve(self.defaults, self.tokenizer.encode)
-        check_ids(resolved, self.engine.allowed_vocab_size)
+        check_ids(resolved, limit)
         return resolved
 
 

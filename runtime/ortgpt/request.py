@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ortgpt.continuation import Continuation, text_until
@@ -55,15 +55,13 @@ def prepare(
     prompts: Sequence[Prompt],
     options: GenerationOptions | Sequence[GenerationOptions],
     *,
-    cancel: Any = None,
     batch_tokens: int | None = None,
     cache: Cache | None = None,
 ) -> Request:
     """Check prompts and options, and return the request that they make.
 
-    `options` are those of all prompts, or a list with one for each. `cancel` takes the place of theirs. `cache`, for
-    one prompt, holds a beginning of its tokens, and the caller keeps it. Raises PromptError, OptionError or
-    ContextLengthError.
+    `options` are those of all prompts, or a list with one for each. `cache`, for one prompt, holds a beginning of its
+    tokens, and the caller keeps it. Raises PromptError, OptionError or ContextLengthError.
     """
     if not prompts:
         raise PromptError("no prompts (accepted: a list of at least one)")
@@ -74,8 +72,6 @@ def prepare(
     else:
         resolved = [model.resolve(each) for each in options]
         seeds = [seed for each in resolved for seed in each.seeds_for(1)]
-    if cancel is not None:
-        resolved = [replace(each, cancel=cancel) for each in resolved]
     prepared = []
     for place, (prompt, each, seed) in enumerate(zip(prompts, resolved, seeds, strict=True)):
         name = f"prompts[{place}]" if len(prompts) > 1 else "prompt"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -106,6 +108,100 @@ def test_leaving_or_cancelling_an_async_stream_ends_it(small: ortgpt.Generator) 
     assert asyncio.run(cancel("stream")) < 30
     assert asyncio.run(cancel("generate")) < 30
     assert len(small.generate("a", max_new_tokens=5).token_ids) == 5
+
+
+def own_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ortgpt")]
+
+
+def test_asynchronous_calls_and_the_applications_do_not_wait_for_each_other(small: ortgpt.Generator) -> None:
+    """asyncio's default executor is the application's, and the one that name lookups need."""
+    gate, want = threading.Event(), small.generate("a", max_new_tokens=2)
+
+    def wait(ids: Any, logits: Any) -> Any:
+        assert gate.wait(60)
+        return logits
+
+    async def application_blocked() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        blocked = [asyncio.create_task(asyncio.to_thread(gate.wait, 60)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        assert (await small.agenerate("a", max_new_tokens=2)).token_ids == want.token_ids
+        assert "".join([piece.text async for piece in small.astream("a", max_new_tokens=2)]) == want.text
+        gate.set()
+        await asyncio.gather(*blocked)
+
+    async def calls_blocked() -> list[ortgpt.Completion]:
+        calls = [asyncio.create_task(small.agenerate("a", max_new_tokens=2, logits_processor=wait)) for _ in range(40)]
+        streams = [small.astream("a", max_new_tokens=2, logits_processor=wait) for _ in range(40)]
+        firsts = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        await asyncio.sleep(0.05)
+        loop = asyncio.get_running_loop()
+        assert await asyncio.wait_for(loop.getaddrinfo("127.0.0.1", 80), 30)
+        assert 1 <= len(own_threads()) <= max(4, os.cpu_count() or 1)
+        gate.set()
+        await asyncio.gather(*firsts)
+        for stream in streams:
+            await stream.aclose()
+        return await asyncio.gather(*calls)
+
+    asyncio.run(application_blocked())
+    gate.clear()
+    assert [each.token_ids for each in asyncio.run(calls_blocked())] == [want.token_ids] * 40
+
+
+def test_asynchronous_calls_take_turns(small: ortgpt.Generator) -> None:
+    async def work() -> tuple[str, int]:
+        options: dict[str, Any] = {"max_new_tokens": 60, "eos_token_id": [], "logits_processor": Watched()}
+        long = [asyncio.create_task(small.agenerate("a", **options)) for _ in range(20)]
+        await asyncio.sleep(0.02)
+        text = "".join([piece.text async for piece in small.astream("a", max_new_tokens=2)])
+        text += (await small.agenerate("a", max_new_tokens=2)).text
+        ended = sum(task.done() for task in long)
+        for task in long:
+            task.cancel()
+        await asyncio.gather(*long, return_exceptions=True)
+        return text, ended
+
+    assert asyncio.run(work()) == (small.generate("a", max_new_tokens=2).text * 2, 0)
+
+
+def test_a_stream_refuses_at_the_call_what_it_cannot_serve(small: ortgpt.Generator) -> None:
+    async def calls() -> None:
+        for error, prompt, options in (
+            (ortgpt.PromptError, {"no": "prompt"}, {}),
+            (ortgpt.PromptError, [1, 10**6], {}),
+            (ortgpt.ContextLengthError, [1] * 60, {"max_new_tokens": 60}),
+            (OptionError, "a", {"top_p": 2}),
+            (OptionError, "a", {"grammar": "["}),
+            (ortgpt.UnknownOptionError, "a", {"max_tokens": 2}),
+        ):
+            with pytest.raises(error):
+                small.astream(prompt, **options)  # type: ignore[arg-type]  # some on purpose
+
+    asyncio.run(calls())
+
+
+def test_a_callers_function_runs_in_the_callers_context(small: ortgpt.Generator) -> None:
+    request: contextvars.ContextVar[str] = contextvars.ContextVar("request")
+    found = []
+
+    def note(ids: Any, logits: Any) -> Any:
+        found.append(request.get())
+        return logits
+
+    async def call(name: str) -> None:
+        request.set(name)
+        await small.agenerate("a", max_new_tokens=3, eos_token_id=[], logits_processor=note)
+        async for _ in small.astream("a", max_new_tokens=2, eos_token_id=[], logits_processor=note):
+            pass
+
+    async def calls() -> None:
+        await asyncio.gather(call("one"), call("two"))
+
+    asyncio.run(calls())
+    assert sorted(found) == ["one"] * 5 + ["two"] * 5
 
 
 def test_a_time_limit_ends_every_row(small: ortgpt.Generator) -> None:

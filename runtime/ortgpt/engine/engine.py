@@ -65,10 +65,16 @@ class Engine:
             size = rows * tokens * self.token_bytes
             raise EngineError(f"no memory for a cache of {size / 2**30:,.1f} GiB; ask for fewer tokens") from error
 
-    def new_forward(self, cache: Cache, *, sequence_length: int = 1, logit_count: int = 1) -> Forward:
-        """Make a forward of this shape over `cache`; by default a decode step."""
-        is_prompt = cache.batch_size * sequence_length >= MIN_TOKENS and sequence_length > 1
-        session = self.prefill_graph.session() if self.prefill_graph and is_prompt else self.session
+    def new_forward(
+        self, cache: Cache, *, sequence_length: int = 1, logit_count: int = 1, of_prompt: bool = False
+    ) -> Forward:
+        """Make a forward of this shape over `cache`; by default a decode step.
+
+        With `of_prompt`, a forward of many tokens runs the prefill graph, if there is one. Steps, drafts included, run
+        the decoder whatever their size, since the two graphs round differently.
+        """
+        gains = of_prompt and sequence_length > 1 and cache.batch_size * sequence_length >= MIN_TOKENS
+        session = self.prefill_graph.session() if self.prefill_graph and gains else self.session
         if isinstance(cache, GrowingCache):
             return PortableForward(session, self.config, cache, sequence_length, logit_count)
         return NativeForward(session, self.config, cache, sequence_length, logit_count)
@@ -104,7 +110,7 @@ class Engine:
             # An even count leaves no block of one, so a row equals its solo run to the bit.
             seq += seq % 2
         positions = counts[:, None].astype(np.int64) - 1 if logit_positions is None else logit_positions
-        forward = self.new_forward(cache, sequence_length=seq, logit_count=int(positions.shape[1]))
+        forward = self.new_forward(cache, sequence_length=seq, logit_count=int(positions.shape[1]), of_prompt=True)
         for row, ids in enumerate(prompts):
             forward.input_ids[row, : len(ids)] = ids
         forward.logit_positions[...] = positions

@@ -15,6 +15,7 @@ from ortgpt.contract import DType, Tensor, past_names, present_names
 from ortgpt.engine.kv_cache import FixedCache, GrowingCache, Lengths
 from ortgpt.errors import EngineError
 from ortgpt.ort.session import Session
+from ortgpt.process import native_call
 
 Logits = npt.NDArray[np.float32]
 
@@ -160,6 +161,7 @@ def run_bound(session: Session, binding: Any) -> None:
     """Run a graph on what is bound. Raises EngineError when ONNX Runtime fails, ClosedError in a forked process."""
     run = session.handle.run_with_iobinding
     try:
-        run(binding)
+        with native_call:
+            run(binding)
     except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
         raise EngineError(f"ONNX Runtime failed while running the graph: {error}") from error

@@ -5,7 +5,6 @@ It has the decoder's tensors and works on the same cache. The first forward that
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -13,6 +12,7 @@ from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import GraphSpec
 from ortgpt.contract import Role
 from ortgpt.ort.session import Session, open_graph
+from ortgpt.process import ProcessLock
 
 MIN_TOKENS = 32  # of all rows together, in one forward; with fewer, the decoder wins, whose weights are half the bytes
 
@@ -22,7 +22,7 @@ class PrefillGraph:
 
     def __init__(self, open_session: Callable[[], Session]) -> None:
         self._open = open_session
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._session: Session | None = None
 
     def session(self) -> Session:

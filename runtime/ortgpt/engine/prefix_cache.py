@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ortgpt.engine.kv_cache import Cache, RowKV
+from ortgpt.engine.kv_cache import Cache, GrowingCache, RowKV
+from ortgpt.process import ProcessLock
+
+_FORWARD_TOKENS = 16  # a forward takes as long as it would take for this many more tokens in one that runs anyway
 
 
 class PrefixCache:
@@ -23,9 +25,9 @@ class PrefixCache:
         self.used_bytes = 0
         """What it holds now, in bytes."""
         self.reused_tokens = 0
-        """How many tokens were taken from it so far."""
+        """How many tokens did not have to be computed so far, thanks to it."""
         self._entries: OrderedDict[bytes, tuple[np.ndarray[tuple[int], np.dtype[np.int64]], RowKV]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -44,8 +46,12 @@ class PrefixCache:
             if best is None:
                 return None
             self._entries.move_to_end(best)
-            self.reused_tokens += most
             return [part[:, :most] for part in self._entries[best][1]]
+
+    def count_reused(self, tokens: int) -> None:
+        """Add to `reused_tokens`."""
+        with self._lock:
+            self.reused_tokens += tokens
 
     def keep(self, ids: Sequence[int], read: Callable[[], RowKV]) -> None:
         """Keep the keys and values of `ids` that `read` returns, unless they are known or too large.
@@ -84,9 +90,30 @@ class PrefixCache:
 
 
 def load_prefixes(prefixes: PrefixCache | None, cache: Cache, texts: Sequence[Sequence[int]]) -> None:
-    """Load into each row of an empty cache what is known of the beginning of its text; leave any other cache."""
-    if prefixes is not None and not cache.lengths.any():
-        cache.load_rows([prefixes.find(ids) for ids in texts])
+    """Load into each row of an empty cache what is known of the beginning of its text, if that saves time.
+
+    A cache that is not empty is left as it is.
+    """
+    if prefixes is None or cache.lengths.any():
+        return
+    rows = [prefixes.find(ids) for ids in texts]
+    known = [row[0].shape[1] if row else 0 for row in rows]
+    if _saves_time(cache, known, [len(ids) for ids in texts]):
+        cache.load_rows(rows)
+        prefixes.count_reused(sum(known))
+
+
+def _saves_time(cache: Cache, known: Sequence[int], lengths: Sequence[int]) -> bool:
+    """Tell whether rows of these lengths are computed sooner after the `known` tokens of each than from the beginning.
+
+    On an empty cache all rows are computed in one forward, padded to the longest. On another one a fixed cache takes
+    the rows one after another.
+    """
+    rest = [length - count for length, count in zip(lengths, known, strict=True)]
+    whole = len(rest) * max(lengths)
+    if not any(known) or isinstance(cache, GrowingCache) or max(rest) == 1:
+        return len(rest) * max(rest) < whole
+    return sum(rest) + _FORWARD_TOKENS * (len(rest) - 1) < whole
 
 
 def keep_prefix(prefixes: PrefixCache | None, ids: Sequence[int], cache: Cache, row: int) -> None:

@@ -25,6 +25,7 @@ from ortgpt.ort.cpus import allowed_cpus
 from ortgpt.ort.device import PROVIDERS, Device, choose_graph, list_names
 from ortgpt.ort.integer_probe import multiplies_exactly
 from ortgpt.ort.package import import_onnxruntime, install_hint
+from ortgpt.process import FORKED, native_call
 
 _DTYPES = {
     "tensor(float)": DType.FLOAT32,
@@ -75,7 +76,7 @@ class Session:
 
 class _ForkedHandle:
     def __getattr__(self, name: str) -> Any:
-        raise ClosedError("this generator was loaded in another process; load the bundle in this one")
+        raise ClosedError(FORKED)
 
 
 _opened: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -139,7 +140,8 @@ def _plan(
             raise BundleError(
                 f"{path} reads weights from {list_names(sorted(unlisted))}, which the manifest does not list"
             )
-        handle = _open_cpu(ort, path, options) if device.is_cpu else _open_gpu(ort, path, options, device)
+        with native_call:
+            handle = _open_cpu(ort, path, options) if device.is_cpu else _open_gpu(ort, path, options, device)
         _check_tensors(bundle, graph, handle)
         return Session(handle, ort, graph, device, count)
 

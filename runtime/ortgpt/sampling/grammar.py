@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from ortgpt.errors import OptionError
 from ortgpt.options.resolved import Grammar
 from ortgpt.ort.package import install_hint
+from ortgpt.process import ProcessLock, native_call
 from ortgpt.sampling.warpers import Floats
 from ortgpt.text.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, end_id: int | None) -> None:
         self._tokenizer = tokenizer
         self._end_id = end_id
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._table: Any = None
         self._begun: dict[str, Any] = {}  # a matcher at the beginning of each compiled grammar
 
@@ -47,8 +47,8 @@ class Grammars:
             )
         import llguidance
 
-        text = _compile(llguidance, grammar)
-        with self._lock:
+        with self._lock, native_call:
+            text = _compile(llguidance, grammar)
             if self._table is None:
                 self._table = self._make_table(llguidance)
             if text not in self._begun:
@@ -104,18 +104,24 @@ class Matcher:
     def mask(self, logits: Floats) -> None:
         """Make tokens impossible, in place, that may not come next; end-of-text may if the text is complete."""
         ends = logits[self._eos] if self.complete else np.full(len(self._eos), -np.inf, np.float32)
-        allowed = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
+        allowed = np.unpackbits(np.frombuffer(self._bitmask(), np.uint8), bitorder="little")
         known = min(allowed.size, logits.size)
         np.copyto(logits[:known], -np.inf, where=allowed[:known] == 0)
         logits[known:] = -np.inf
         logits[self._end_id : self._end_id + 1] = -np.inf
         logits[self._eos] = ends
 
+    def _bitmask(self) -> bytes:
+        with native_call:
+            return bytes(self._matcher.compute_bitmask())
+
     def advance(self, token_id: int) -> bool:
         """Advance by the picked token; tell whether the text is complete and nothing may follow."""
         if token_id in self._eos:
             return True
-        if not self._matcher.consume_token(token_id):
+        with native_call:
+            is_accepted = self._matcher.consume_token(token_id)
+        if not is_accepted:
             raise OptionError(f"the grammar cannot be followed: {' '.join(self._matcher.get_error().split())}")
         return bool(self._matcher.is_stopped())
 

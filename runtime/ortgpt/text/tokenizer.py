@@ -17,6 +17,7 @@ import tiktoken
 
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, PromptError, listed, shown
+from ortgpt.process import native_call
 from ortgpt.text.bpe_files import joined_merges, read_merges_text, read_vocab
 
 # GPT-2 (Radford et al. 2019) splits a text into contractions, words, numbers, other signs and white space.
@@ -104,6 +105,11 @@ class Tokenizer:
         return ids + self._plain_ids(text[begin:])
 
     def _plain_ids(self, text: str) -> list[int]:
+        with native_call:
+            ranks = self._ranks_of(text)
+        return ranks if self._id_of_rank is None else [self._id_of_rank[rank] for rank in ranks]
+
+    def _ranks_of(self, text: str) -> list[int]:
         ranks: list[int] = []
         begin = 0
         for run in _LONG_SPACE.finditer(text) if len(text) >= _LONG else ():
@@ -112,8 +118,7 @@ class Tokenizer:
             ranks += self._encoding.encode_ordinary(text[begin : run.start()])
             ranks += self._space_encoding().encode_ordinary(text[run.start() : end])
             begin = end
-        ranks += self._encoding.encode_ordinary(text[begin:])
-        return ranks if self._id_of_rank is None else [self._id_of_rank[rank] for rank in ranks]
+        return ranks + self._encoding.encode_ordinary(text[begin:])
 
     def _space_encoding(self) -> tiktoken.Encoding:
         """Return an encoding with the same merges and a split without look-ahead, which takes a run of any length."""

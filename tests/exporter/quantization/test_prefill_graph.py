@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 import ortgpt
 from ortgpt.bundle.folder import open_bundle
 from ortgpt.cli.main import main
+from ortgpt.decode.drafts import PromptLookup
 from ortgpt.engine.prefill_graph import MIN_TOKENS
 from ortgpt_exporter import ExportError, Quantization, export_bundle, quantize_bundle
 from ortgpt_exporter.graph.save import weight_bytes
@@ -154,6 +156,36 @@ def test_it_is_opened_once_by_the_first_call_of_many_tokens(
             thread.join()
         generator.score(prompt)
         assert opened == ["model.onnx", "prefill.onnx"]
+
+
+@pytest.mark.parametrize("count", [MIN_TOKENS - 8, MIN_TOKENS])
+def test_drafts_of_any_size_run_on_the_decoder(
+    count: int, bundles: dict[str, Path], prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two graphs round differently, so a draft that ran on the other one could change the text."""
+    with ortgpt.load(bundles["int8"]) as generator:
+        engine = generator.engine
+        real = engine.new_forward
+        sizes: list[int] = []
+
+        def noted(cache: Any, **shape: Any) -> Any:
+            forward = real(cache, **shape)
+            if not shape.get("of_prompt"):
+                sizes.append(shape.get("sequence_length", 1))
+                assert forward._session is engine.session  # type: ignore[attr-defined]  # a NativeForward
+            return forward
+
+        def propose(draft: PromptLookup, ids: Sequence[int], most: int) -> list[int]:
+            return plain[len(ids) :][: min(count, most)]
+
+        options: dict[str, Any] = {"max_new_tokens": 56, "eos_token_id": []}
+        plain: list[int] = [*prompt[:MIN_TOKENS]]
+        plain += generator.generate(plain, **options).token_ids
+        monkeypatch.setattr(engine, "new_forward", noted)
+        monkeypatch.setattr(PromptLookup, "propose", propose)
+        found = generator.generate(plain[:MIN_TOKENS], prompt_lookup_num_tokens=count, **options)
+        assert found.token_ids == plain[MIN_TOKENS:]
+        assert max(sizes) == count + 1
 
 
 def test_a_bundle_without_one_runs_everything_on_its_decoder(source: Path) -> None:

@@ -237,3 +237,38 @@ def test_a_conversation_says_that_it_cannot_be_pickled(small: ortgpt.Generator) 
     for make in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match=r"keep its token_ids, and begin one with them, or branch\(\) it"):
             make(small.conversation("a"))
+
+
+def test_a_batch_is_computed_at_once_unless_what_is_known_saves_more(
+    small: ortgpt.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that is not empty takes rows one by one, so a short prefix would make a batch slower."""
+    forwards: list[tuple[int, int]] = []
+    prefill_forward = small.engine.prefill_forward
+
+    def noted(cache: Any, prompts: Any, *rest: Any) -> Any:
+        forwards.append((len(prompts), sum(map(len, prompts))))
+        return prefill_forward(cache, prompts, *rest)
+
+    monkeypatch.setattr(small.engine, "prefill_forward", noted)
+    options: dict[str, Any] = {"max_new_tokens": 2, "eos_token_id": []}
+    shared = random_ids(40)
+    short = [[shared[0], *random_ids(7, seed)] for seed in range(1, 33)]
+    long = [[*shared, *random_ids(4, seed)] for seed in range(1, 9)]
+    one_long = [*short[:7], long[0]]
+    cases: list[tuple[list[list[int]], list[tuple[int, int]], int]] = [
+        (short, [(32, 32 * 8)], 0),  # one known token each: 32 forwards would take longer than one
+        (long, [(1, 4)] * 8, 8 * 40),
+        (one_long, [(1, 7)] * 7 + [(1, 4)], 7 + 40),  # in one forward, seven rows would be padded to 44 tokens
+        ([long[0]], [(1, 4)], 40),
+        ([short[0]], [(1, 7)], 1),  # alone, each known token is one less
+    ]
+    for prompts, want, reused in cases:
+        small.prefix_cache(size_bytes=0)
+        plain = [each.token_ids for each in small.generate_batch(prompts, **options)]
+        prefixes = small.prefix_cache(size_bytes=2**24)
+        small.generate(shared, max_new_tokens=1)
+        forwards.clear()
+        assert [each.token_ids for each in small.generate_batch(prompts, **options)] == plain
+        assert (forwards, prefixes.reused_tokens) == (want, reused)
+    small.prefix_cache(size_bytes=0)
