@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import io
+import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ortgpt.background import Background
 from ortgpt.bundle.external_data import external_files
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import CacheSpec, GraphSpec
@@ -26,6 +26,7 @@ from ortgpt.ort.device import PROVIDERS, Device, choose_graph, list_names
 from ortgpt.ort.integer_probe import multiplies_exactly
 from ortgpt.ort.package import import_onnxruntime, install_hint
 
+_logger = logging.getLogger("ortgpt")
 _DTYPES = {
     "tensor(float)": DType.FLOAT32,
     "tensor(float16)": DType.FLOAT16,
@@ -91,13 +92,25 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_give_up_handles)
 
 
-def plan_session(bundle: Bundle, *, device: str = "auto", threads: int | None = None) -> Callable[[], Session]:
-    """Choose device and options now; return a function that opens the bundle's graph for `device`.
+@dataclass(frozen=True)
+class SessionPlan:
+    """A graph to open on a chosen device. Opening releases the GIL, so it can run in a thread."""
+
+    open: Callable[[], Session]
+    cancel: Callable[[], None]
+    """Lets open(), which runs in another thread, fail soon. ONNX Runtime 1.23 may open the graph first."""
+
+    def __call__(self) -> Session:
+        return self.open()
+
+
+def plan_session(bundle: Bundle, *, device: str = "auto", threads: int | None = None) -> SessionPlan:
+    """Choose device and options now; return what opens the bundle's graph for `device`.
 
     `device` is "auto", "cpu", "cuda" or "cuda:N"; `threads` is the number of CPU threads of an operator, by default the
-    CPUs that this process may use. Opening releases the GIL, so it can run in a thread. Raises DeviceError if the
-    device or ONNX Runtime is not usable, OptionError for a bad `device` or `threads`, and, here or when opening,
-    BundleError if the bundle holds no graph for the device or the graph is not what the manifest says.
+    CPUs that this process may use. Raises DeviceError if the device or ONNX Runtime is not usable, OptionError for a
+    bad `device` or `threads`, and, here or when opening, BundleError if the bundle holds no graph for the device or the
+    graph is not what the manifest says.
     """
     ort = import_onnxruntime(bundle.manifest.minimum_onnxruntime)
     chosen, graph = choose_graph(bundle.manifest.graphs, device, ort.get_available_providers())
@@ -111,12 +124,14 @@ def open_graph(
 
     With `profile`, the beginning of a file name, ONNX Runtime records the time of each node.
     """
-    return _plan(import_onnxruntime(bundle.manifest.minimum_onnxruntime), bundle, graph, device, threads, profile)()
+    plan = _plan(import_onnxruntime(bundle.manifest.minimum_onnxruntime), bundle, graph, device, threads, profile)
+    with Background(plan.open, stop=plan.cancel, daemon=False) as opening:  # the main thread hears Ctrl-C
+        return opening.result()
 
 
 def _plan(
     ort: ModuleType, bundle: Bundle, graph: GraphSpec, device: Device, threads: int | None, profile: Path | None
-) -> Callable[[], Session]:
+) -> SessionPlan:
     count = allowed_cpus() if threads is None else threads
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MAX_THREADS:
         accepted = f"an integer from 1 to {_MAX_THREADS}, or None for all CPUs allowed"
@@ -140,10 +155,11 @@ def _plan(
                 f"{path} reads weights from {list_names(sorted(unlisted))}, which the manifest does not list"
             )
         handle = _open_cpu(ort, path, options) if device.is_cpu else _open_gpu(ort, path, options, device)
+        bundle.check_same()
         _check_tensors(bundle, graph, handle)
         return Session(handle, ort, graph, device, count)
 
-    return open_
+    return SessionPlan(open_, cancel=lambda: options.set_load_cancellation_flag(True))
 
 
 def _open_cpu(ort: ModuleType, path: Path, options: Any) -> Any:
@@ -158,16 +174,29 @@ def _open_gpu(ort: ModuleType, path: Path, options: Any, device: Device) -> Any:
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # ONNX Runtime prints the libraries that it could not load
-            if hasattr(ort, "preload_dlls"):
-                ort.preload_dlls()  # the CUDA and cuDNN libraries from the wheels of [cuda]
-            handle = ort.InferenceSession(
-                str(path), options, providers=[(device.provider, {"device_id": device.index})], enable_fallback=0
-            )
+        _preload_libraries(ort)
+        handle = ort.InferenceSession(
+            str(path), options, providers=[(device.provider, {"device_id": device.index})], enable_fallback=0
+        )
     except Exception as error:
         raise DeviceError(f"ONNX Runtime cannot open {path} on {device}: {error}; {_gpu_hint()}") from error
     _check_device(handle, device)
     return handle
+
+
+def _preload_libraries(ort: ModuleType) -> None:
+    """Load the CUDA and cuDNN libraries from the wheels of [cuda], and log what ONNX Runtime prints about them.
+
+    sys.stdout belongs to the whole process, so the function is called with a print() of its own instead.
+    """
+    preload = getattr(ort, "preload_dlls", None)
+    if isinstance(preload, FunctionType):
+        names = preload.__globals__ | {"print": lambda *values, **_: _logger.debug("%s", " ".join(map(str, values)))}
+        defaults = preload.__kwdefaults__
+        preload = FunctionType(preload.__code__, names, preload.__name__, preload.__defaults__, preload.__closure__)
+        preload.__kwdefaults__ = defaults
+    if preload is not None:
+        preload()
 
 
 def _gpu_hint() -> str:
