@@ -28,6 +28,9 @@ class Background(Generic[Result]):
         except RuntimeError:  # the limit of threads is reached
             self._thread = None
             self._run()
+            error = self._future.exception()
+            if error is not None and not isinstance(error, Exception):  # Ctrl-C is for this thread
+                raise error from None
 
     def result(self) -> Result:
         """Wait for the job, and return what it returned or raise what it raised."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -166,6 +167,11 @@ def _open_cpu(ort: ModuleType, path: Path, options: Any) -> Any:
     try:
         return ort.InferenceSession(str(path), options, providers=[PROVIDERS[Target.CPU]], enable_fallback=0)
     except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
+        if sys.platform == "linux" and not os.path.exists("/proc/self/fd"):
+            raise DeviceError(
+                f"ONNX Runtime cannot open {path} without /proc, which is not mounted here; mount it "
+                f"(`mount -t proc proc /proc`): {error}"
+            ) from error
         raise BundleError(f"ONNX Runtime cannot open {path}: {error}") from error
 
 
