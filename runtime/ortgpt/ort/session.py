@@ -99,7 +99,7 @@ class SessionPlan:
 
     open: Callable[[], Session]
     cancel: Callable[[], None]
-    """Lets open(), which runs in another thread, fail soon. ONNX Runtime 1.23 may open the graph first."""
+    """Lets open(), which runs in another thread, fail soon. Versions before 1.32 may open the graph first."""
 
     def __call__(self) -> Session:
         return self.open()
