@@ -28,6 +28,11 @@ def check_target(out: Path, *, force: bool) -> None:
         )
     if out.resolve() == Path.cwd():
         raise FileExistsError(f"{out} is the current folder, which is not replaced; run this from another folder")
-    foreign = sorted(path.name for path in out.iterdir() if not path.is_file() or path.name not in OWN_NAMES)
+    foreign = sorted(path.name for path in out.iterdir() if not _is_part(path))
     if foreign:
         raise FileExistsError(f"{out} also holds {', '.join(foreign)}, which would be lost; move it elsewhere first")
+
+
+def _is_part(path: Path) -> bool:
+    """Tell whether a bundle has a file of this name; of a link, only the link would be removed."""
+    return path.name in OWN_NAMES and (path.is_file() or path.is_symlink())

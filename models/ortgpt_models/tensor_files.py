@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from ortgpt_models.errors import ModelError
 from ortgpt_models.files import file_is_there, read_json_object
+from ortgpt_models.quiet import quiet_warnings
 
 FLOATS = ("F32", "F16", "BF16")
 SAFETENSORS_SUFFIX = ".safetensors"
@@ -128,8 +128,8 @@ def load_torch_file(path: Path, *, numpy_scalars: bool = False) -> Any:
     """
     mapped = _first_bytes(path).startswith(_ZIP_MAGIC)  # the format before PyTorch 1.6 cannot be mapped
     try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals(_numpy_scalars() if numpy_scalars else []):
-            warnings.simplefilter("ignore")  # of formats that it refuses anyway, and of its own old storage classes
+        # It warns of formats that it refuses anyway, and of its own old storage classes.
+        with quiet_warnings(), torch.serialization.safe_globals(_numpy_scalars() if numpy_scalars else []):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # a damaged file makes torch raise many kinds
         raise ModelError(f"{path} {_refusal(error)}") from error

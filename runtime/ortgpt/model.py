@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ortgpt.background import Background
 from ortgpt.bundle.folder import Bundle, open_bundle
 from ortgpt.contract import File, PromiseKind
 from ortgpt.engine.device_topk import open_device_topk
 from ortgpt.engine.engine import Engine
 from ortgpt.engine.prefill_graph import find_prefill_graph
 from ortgpt.engine.prefix_cache import PrefixCache
-from ortgpt.errors import BundleError, ClosedError, OptionError, PromptError, shown
+from ortgpt.errors import BundleError, ClosedError, OptionError, OrtGptError, PromptError, shown
 from ortgpt.options.generation_config import read_generation_config
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.options.resolved import ResolvedOptions
@@ -139,20 +141,21 @@ def open_parts(
     if verify not in ("sha256", "size"):
         raise OptionError.bad_value("verify", verify, "sha256, size")
     bundle = open_bundle(path)
-    with ThreadPoolExecutor(2) as background:
-        hashes = background.submit(bundle.verify_hashes) if verify == "sha256" else None
-        try:
-            # Reading the tokenizer keeps the GIL busy, so the part of opening the graph that needs the GIL comes first.
-            opening = background.submit(plan_session(bundle, device=device, threads=threads))
-            tokenizer = Tokenizer.load(bundle.path)
-            session = opening.result()
-            device_topk = open_device_topk(bundle, session)
-        except Exception:
-            if hashes is not None:
-                hashes.result()  # a damaged file is the better reason
-            raise
-        if hashes is not None:
-            hashes.result()
+    stop = threading.Event()
+    verify_hashes = partial(bundle.verify_hashes, None if verify == "sha256" else (), stop=stop)
+    with Background(verify_hashes, stop=stop.set, daemon=True) as hashes:
+        # Reading the tokenizer keeps the GIL busy, so the part of opening the graph that needs the GIL comes first.
+        plan = plan_session(bundle, device=device, threads=threads)
+        with Background(plan.open, stop=plan.cancel, daemon=False) as opening:
+            tokenizer = _read_tokenizer(bundle, verify)
+            try:
+                session = opening.result()
+                device_topk = open_device_topk(bundle, session)
+            except OrtGptError:
+                hashes.result()  # a damaged file is the better reason, and found as soon as an intact one is accepted
+                raise
+        hashes.result()
+    bundle.check_same()
     _check_tokenizer(bundle, tokenizer)
     if bundle.manifest.precision.promise.kind == PromiseKind.BATCH_DEPENDENT:
         _logger.warning(
@@ -168,6 +171,17 @@ def open_parts(
         device_topk=device_topk,
     )
     return bundle, engine, tokenizer
+
+
+def _read_tokenizer(bundle: Bundle, verify: str) -> Tokenizer:
+    try:
+        return Tokenizer.load(bundle.path)
+    except BundleError:
+        if verify == "sha256":
+            bundle.verify_hashes(
+                (File.VOCAB, File.MERGES)
+            )  # a damaged file is the better reason; the large ones can wait
+        raise
 
 
 def _check_tokenizer(bundle: Bundle, tokenizer: Tokenizer) -> None:

@@ -11,7 +11,6 @@ import errno
 import glob
 import logging
 import re
-import warnings
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from ortgpt_exporter.errors import ExportError
 from ortgpt_models.errors import ModelError
 from ortgpt_models.hf_checkpoint import CONFIG_FILE, WEIGHTS_SOURCES
 from ortgpt_models.progress import OnProgress, Progress
+from ortgpt_models.quiet import quiet_warnings
 from ortgpt_models.tensor_files import INDEX_SUFFIX, read_weight_map
 
 _NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
@@ -304,7 +304,7 @@ def _quiet() -> Iterator[None]:
     for handler in own:
         handler.addFilter(mute)
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with quiet_warnings():
             yield
     finally:
         for handler in own:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ortgpt.errors import listed, shown
 from ortgpt_exporter.errors import ExportError
 from ortgpt_models.files import file_is_there, read_json_object
 from ortgpt_models.gpt import GPT
+from ortgpt_models.quiet import quiet_warnings
 from ortgpt_models.state_dict import MASK_BUFFERS
 from ortgpt_models.tensor_files import FLOATS, StoredTensor, is_finite, open_tensor_file
 
@@ -170,7 +170,7 @@ def _read(adapted: Any, stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]
 def _one_line_errors(place: object) -> Iterator[None]:
     """Turn the errors of `peft` into ExportError, one line each, and keep its warnings from stderr."""
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with quiet_warnings():
             yield
     except Exception as error:  # peft raises many kinds for settings and tensors that it cannot use
         raise ExportError(f"{place}: {' '.join(str(error).split())[:300] or type(error).__name__}") from error

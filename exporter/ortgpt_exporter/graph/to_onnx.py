@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import warnings
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,11 +18,13 @@ from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.graph.torch_modules import ATTENTION, GRAPHS, MICROSOFT, WideEmbedding
 from ortgpt_models import GPT, GPTConfig
 from ortgpt_models.gpt import Conv1D
+from ortgpt_models.quiet import quiet_warnings
 
 # Native: the first opset with Gelu, so that the activation is one node to recognise; optimize_graph() declares a lower
 # one where it can. Portable: an opset without Gelu, whose parts every runtime has.
 _OPSETS = {Flavour.NATIVE: 20, Flavour.PORTABLE: 18}
 _HEAD_DIM_MULTIPLE = 8  # of GroupQueryAttention
+_one_export = threading.Lock()
 
 
 def export_graph(gpt: GPT, flavour: str, dtype: str) -> ir.Model:
@@ -144,14 +146,15 @@ def pad_heads(gpt: GPT, head_dim: int) -> GPT:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch's exporter on torchvision, and on axis names that it merges as intended."""
+    """Silence torch's exporter on torchvision, and on axis names that it merges as intended.
+
+    One export at a time: the level of a logger belongs to the whole process, and so does what the exporter patches.
+    """
     logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*axis name", category=UserWarning)
-            warnings.filterwarnings("ignore", message=".*treespec", category=FutureWarning)
+    with _one_export, quiet_warnings(".*axis name", UserWarning), quiet_warnings(".*treespec", FutureWarning):
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
             yield
-    finally:
-        logger.setLevel(level)
+        finally:
+            logger.setLevel(level)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ortgpt.bundle.folder import Bundle
 from ortgpt.contract import DType, File, Flavour
+from ortgpt_exporter.graph.read import read_graph
 from ortgpt_exporter.graph.save import save_graph
 from ortgpt_exporter.quantization.rewrite_graph import Report, matrix_of, parameter_count, unweighted_products
 
@@ -27,7 +28,7 @@ def quantize_dynamic(source: Bundle, folder: Path, method: str, *, external_data
     config = make(is_static=False, per_channel=True)
     quantizer = ORTQuantizer.from_pretrained(source.path, file_name=File.MODEL)
     quantizer.quantize(save_dir=folder, quantization_config=config, file_suffix=None)
-    before, after = ir.load(source.path / File.MODEL), ir.load(folder / File.MODEL)
+    before, after = read_graph(source.path), ir.load(folder / File.MODEL)
     report = Report(parameters=parameter_count(before))
     tensors = [value.const_value for value in after.graph.initializers.values() if value.const_value is not None]
     in_bytes = (ir.DataType.INT8, ir.DataType.UINT8)

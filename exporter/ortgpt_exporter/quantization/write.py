@@ -20,6 +20,7 @@ from ortgpt.engine.prefill_graph import find_prefill_graph
 from ortgpt.ort.device import Device
 from ortgpt.ort.session import open_graph
 from ortgpt_exporter.errors import ExportError
+from ortgpt_exporter.graph.read import read_graph
 from ortgpt_exporter.graph.save import save_graph
 from ortgpt_exporter.quantization.hessians import Calibration
 from ortgpt_exporter.quantization.optimum_dynamic import quantize_dynamic
@@ -55,7 +56,7 @@ def check_source(source: Bundle) -> None:
 def source_widths(source: Bundle) -> dict[str, int]:
     """Return the length of the rows of each matrix of a bundle, by name. Raises ExportError where one is missing."""
     try:
-        widths = matrix_widths(ir.load(source.path / File.MODEL))
+        widths = matrix_widths(read_graph(source.path))
     except DecodeError as error:
         raise ExportError(
             f"{source.path / File.MODEL} is not an ONNX graph ({error}); export the checkpoint again"
@@ -87,7 +88,7 @@ def write_quantized(
     if recipe.method in DYNAMIC:
         report = quantize_dynamic(source, folder, recipe.method, external_data=external_data)
     else:
-        model = ir.load(source.path / File.MODEL)
+        model = read_graph(source.path)
         smooth_graph(model, recipe.dtype, n_layer=source.config.n_layer)
         wanted = needs_hessian(model, recipe, rounded or {})
         with _hessians(model, recipe, calibration, folder, wanted) as hessian_of:
@@ -119,7 +120,7 @@ def open_quantized(source: Bundle, folder: Path) -> Engine:
     # The manifest is not written yet. Opening a graph reads only the names of the files.
     files = {path.name: FileEntry(size=path.stat().st_size, sha256="") for path in folder.iterdir()}
     manifest = replace(source.manifest, graphs=graphs_in(source, folder), files=files)
-    return open_engine(replace(source, path=folder, manifest=manifest))
+    return open_engine(replace(source, path=folder, manifest=manifest, places={}))
 
 
 def open_engine(bundle: Bundle) -> Engine:

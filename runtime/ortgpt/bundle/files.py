@@ -19,7 +19,8 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise BundleError(f"{path} is missing") from None
+        state = f"is a link to nowhere, {os.readlink(path)!r}" if os.path.islink(path) else "is missing"
+        raise BundleError(f"{path} {state}") from None
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
 

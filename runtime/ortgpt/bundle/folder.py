@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from ortgpt.bundle.checked_json import read_json_object
 from ortgpt.bundle.files import reading
 from ortgpt.bundle.manifest import FileEntry, Manifest
 from ortgpt.bundle.model_config import ModelConfig
+from ortgpt.bundle.places import LINK_OUT, Place, check_same, find_files
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, BundleNotFoundError, OptionError, listed, shown
 
@@ -31,13 +35,24 @@ class Bundle:
     manifest: Manifest
     config: ModelConfig
     generation_config: Mapping[str, Any]
+    places: Mapping[str, Place] = field(default_factory=dict, compare=False, repr=False)
+    """Where each file was when the bundle was opened; empty for one that is still being written."""
 
-    def verify_hashes(self) -> None:
-        """Read every listed file. Raises BundleError that names each whose sha256 is not the manifest's."""
+    def check_same(self) -> None:
+        """Raise BundleError if a file is no longer the one that was there when the bundle was opened."""
+        check_same(self.path, self.places)
+
+    def verify_hashes(self, names: Iterable[str] | None = None, *, stop: threading.Event | None = None) -> None:
+        """Read the named files, by default all. Raises BundleError that names each whose sha256 is not the manifest's.
+
+        Raises CancelledError soon after `stop` is set.
+        """
+        hash_of = sha256_of if stop is None else partial(sha256_of, stop=stop)
+        files = self.manifest.files
         faults = [
             f"{name} does not have the sha256 of the manifest"
-            for name, entry in self.manifest.files.items()
-            if sha256_of(self.path / name) != entry.sha256
+            for name in (files if names is None else names)
+            if hash_of(self.path / name) != files[name].sha256
         ]
         if faults:
             raise not_intact(self.path, faults)
@@ -57,7 +72,8 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
         raise OptionError.bad_value("path", path, "a text or a path of the file system") from None
     _, manifest = read_manifest(folder)
     with reading(folder):
-        faults = list(_folder_faults(folder, manifest))
+        places, faults = find_listed(folder, manifest)
+        faults = [*_unlisted(manifest), *faults, *_folder_faults(folder, manifest, places)]
     if faults:
         raise not_intact(folder, faults)
     return Bundle(
@@ -65,6 +81,7 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
         manifest=manifest,
         config=ModelConfig.from_dict(read_json_object(folder / File.CONFIG)),
         generation_config=read_json_object(folder / File.GENERATION_CONFIG),
+        places=places,
     )
 
 
@@ -88,12 +105,17 @@ def describe_files(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
         }
 
 
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file in hexadecimal. Raises BundleError if it cannot be read."""
+def sha256_of(path: Path, *, stop: threading.Event | None = None) -> str:
+    """Return the sha256 of a file in hexadecimal. Raises BundleError if it cannot be read.
+
+    Raises CancelledError soon after `stop` is set.
+    """
     digest, block = hashlib.sha256(), memoryview(bytearray(2**20))
     with reading(path), path.open("rb", buffering=0) as file:
         while count := file.readinto(block):
             digest.update(block[:count])
+            if stop is not None and stop.is_set():
+                raise CancelledError
     return digest.hexdigest()
 
 
@@ -116,8 +138,9 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
         names = os.listdir(folder)
     if File.MANIFEST not in names:
         raise BundleNotFoundError(_not_found(folder, f"holds no {File.MANIFEST}"))
-    if _is_outside(folder, File.MANIFEST):
-        raise BundleError(f"{path} is a link out of the bundle")
+    faults = find_files(folder, _REQUIRED)[1]
+    if File.MANIFEST in faults and os.path.isfile(path):  # it is read only if the others lie where it does
+        raise not_intact(folder, [faults[File.MANIFEST]])
     try:
         values = read_json_object(path)
         return values, Manifest.from_values(values)
@@ -125,36 +148,29 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
         raise BundleError(f"{folder}: {error}") from None
 
 
-def _folder_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
+def _unlisted(manifest: Manifest) -> Iterator[str]:
     for name in (*_REQUIRED, *(graph.file for graph in manifest.graphs)):
         if name not in manifest.files:
             yield f"{name!r} is not listed in the manifest"
-    yield from listed_file_faults(folder, manifest)
+
+
+def _folder_faults(folder: Path, manifest: Manifest, places: Mapping[str, Place]) -> Iterator[str]:
     for name, entry in manifest.files.items():
-        path = folder / name
-        if _is_plain(name) and os.path.isfile(path) and (size := path.stat().st_size) != entry.size:
-            yield f"{name} has {size:,} bytes, the manifest says {entry.size:,}"
+        if name in places and places[name].size != entry.size:
+            yield f"{name} has {places[name].size:,} bytes, the manifest says {entry.size:,}"
     for name in sorted(os.listdir(folder)):
         if name not in manifest.files and name != File.MANIFEST and is_bundle_name(name):
             yield f"{shown(name)} is not listed in the manifest"
 
 
-def listed_file_faults(folder: Path, manifest: Manifest) -> list[str]:
-    """Return the faults of the listed files: missing ones, those that are not files, and those outside the bundle."""
-    faults = []
-    for name in manifest.files:
-        if not _is_plain(name):
-            faults.append(f"the manifest lists {shown(name)}, which is not a plain file name")
-        elif _is_outside(folder, name):
-            faults.append(f"{name} is a link out of the bundle")
-        elif not os.path.isfile(folder / name):
-            faults.append(f"{name} is {'not a file' if os.path.lexists(folder / name) else 'missing'}")
-    return faults
-
-
-def _is_outside(folder: Path, name: str) -> bool:
-    path = folder / name
-    return os.path.islink(path) and os.path.dirname(os.path.realpath(path)) != os.path.realpath(folder)
+def find_listed(folder: Path, manifest: Manifest) -> tuple[dict[str, Place], list[str]]:
+    """Return the place of each file of a bundle, and the faults of those that may not be opened."""
+    places, faults = find_files(folder, filter(_is_plain, manifest.files))
+    odd = (name for name in manifest.files if not _is_plain(name))
+    return places, [
+        *(f"the manifest lists {shown(name)}, which is not a plain file name" for name in odd),
+        *faults.values(),
+    ]
 
 
 def is_utf8(path: str) -> bool:
@@ -179,6 +195,8 @@ def _not_found(folder: Path, state: str) -> str:
 def not_intact(folder: Path, faults: list[str]) -> BundleError:
     """Return the error that names a bundle's faults, and says what to do."""
     hint = ""
-    if len(faults) == 1 and faults[0].startswith(File.GENERATION_CONFIG):
+    if any(LINK_OUT in fault for fault in faults):
+        hint = ", with the files themselves in place of links (`cp -rL`)"
+    elif len(faults) == 1 and faults[0].startswith(File.GENERATION_CONFIG):
         hint = " (after an edit by hand: `ortgpt seal` writes its new hash)"
     return BundleError(f"{folder} is not intact: {listed(faults)}. Copy or export it again{hint}")

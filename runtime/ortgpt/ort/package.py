@@ -79,6 +79,7 @@ def import_onnxruntime(minimum: str) -> ModuleType:
         raise DeviceError(
             f"onnxruntime and onnxruntime-gpu are both installed and overwrite each other; {_either_hint()}"
         )
+    _check_proc(installed)
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
@@ -101,6 +102,20 @@ def import_onnxruntime(minimum: str) -> ModuleType:
     onnxruntime.disable_telemetry_events()  # on Windows; elsewhere this comes too late (see ortgpt/__init__.py)
     module: ModuleType = onnxruntime
     return module
+
+
+def _check_proc(installed: list[str]) -> None:
+    """Raise DeviceError where the import would end the process, as that of versions before 1.26 does."""
+    if sys.platform != "linux" or Path("/proc/cpuinfo").exists() or not installed:
+        return
+    from importlib.metadata import version
+
+    found = version(installed[0])
+    if _version(found) < (1, 26):
+        raise DeviceError(
+            f"{installed[0]} {found} needs /proc/cpuinfo, which is not there; mount /proc (`mount -t proc proc /proc`; "
+            "ProcSubset=all in a unit of systemd), or install version 1.26 or newer"
+        )
 
 
 def _either_hint() -> str:

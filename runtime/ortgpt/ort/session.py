@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import io
+import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ortgpt.background import Background
 from ortgpt.bundle.external_data import external_files
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import CacheSpec, GraphSpec
 from ortgpt.contract import DType, KVShape, Role, Spec, Target, graph_tensors, topk_tensors
 from ortgpt.errors import BundleError, ClosedError, DeviceError, OptionError, listed
-from ortgpt.ort.cpus import allowed_cpus
+from ortgpt.ort.cpus import allowed_cpus, startable_threads
 from ortgpt.ort.device import PROVIDERS, Device, choose_graph, list_names
 from ortgpt.ort.integer_probe import multiplies_exactly
 from ortgpt.ort.package import import_onnxruntime, install_hint
 from ortgpt.process import FORKED, native_call
 
+_logger = logging.getLogger("ortgpt")
 _DTYPES = {
     "tensor(float)": DType.FLOAT32,
     "tensor(float16)": DType.FLOAT16,
@@ -92,13 +94,25 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_give_up_handles)
 
 
-def plan_session(bundle: Bundle, *, device: str = "auto", threads: int | None = None) -> Callable[[], Session]:
-    """Choose device and options now; return a function that opens the bundle's graph for `device`.
+@dataclass(frozen=True)
+class SessionPlan:
+    """A graph to open on a chosen device. Opening releases the GIL, so it can run in a thread."""
+
+    open: Callable[[], Session]
+    cancel: Callable[[], None]
+    """Lets open(), which runs in another thread, fail soon. Versions before 1.32 may open the graph first."""
+
+    def __call__(self) -> Session:
+        return self.open()
+
+
+def plan_session(bundle: Bundle, *, device: str = "auto", threads: int | None = None) -> SessionPlan:
+    """Choose device and options now; return what opens the bundle's graph for `device`.
 
     `device` is "auto", "cpu", "cuda" or "cuda:N"; `threads` is the number of CPU threads of an operator, by default the
-    CPUs that this process may use. Opening releases the GIL, so it can run in a thread. Raises DeviceError if the
-    device or ONNX Runtime is not usable, OptionError for a bad `device` or `threads`, and, here or when opening,
-    BundleError if the bundle holds no graph for the device or the graph is not what the manifest says.
+    CPUs that this process may use. Raises DeviceError if the device or ONNX Runtime is not usable, OptionError for a
+    bad `device` or `threads`, and, here or when opening, BundleError if the bundle holds no graph for the device or the
+    graph is not what the manifest says.
     """
     ort = import_onnxruntime(bundle.manifest.minimum_onnxruntime)
     chosen, graph = choose_graph(bundle.manifest.graphs, device, ort.get_available_providers())
@@ -112,18 +126,19 @@ def open_graph(
 
     With `profile`, the beginning of a file name, ONNX Runtime records the time of each node.
     """
-    return _plan(import_onnxruntime(bundle.manifest.minimum_onnxruntime), bundle, graph, device, threads, profile)()
+    plan = _plan(import_onnxruntime(bundle.manifest.minimum_onnxruntime), bundle, graph, device, threads, profile)
+    with Background(plan.open, stop=plan.cancel, daemon=False) as opening:  # the main thread hears Ctrl-C
+        return opening.result()
 
 
 def _plan(
     ort: ModuleType, bundle: Bundle, graph: GraphSpec, device: Device, threads: int | None, profile: Path | None
-) -> Callable[[], Session]:
+) -> SessionPlan:
     count = allowed_cpus() if threads is None else threads
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MAX_THREADS:
         accepted = f"an integer from 1 to {_MAX_THREADS}, or None for all CPUs allowed"
         raise OptionError.bad_value("threads", threads, accepted)
     options = ort.SessionOptions()
-    options.intra_op_num_threads = count
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     if profile is not None:
@@ -140,18 +155,42 @@ def _plan(
             raise BundleError(
                 f"{path} reads weights from {list_names(sorted(unlisted))}, which the manifest does not list"
             )
+        options.intra_op_num_threads = pool = _pool_size(threads, count)
         with native_call:
             handle = _open_cpu(ort, path, options) if device.is_cpu else _open_gpu(ort, path, options, device)
+        bundle.check_same()
         _check_tensors(bundle, graph, handle)
-        return Session(handle, ort, graph, device, count)
+        return Session(handle, ort, graph, device, pool)
 
-    return open_
+    return SessionPlan(open_, cancel=lambda: options.set_load_cancellation_flag(True))
+
+
+def _pool_size(threads: int | None, count: int) -> int:
+    """Return how many of `count` threads the pool may have, with the one that calls it.
+
+    ONNX Runtime hangs if it cannot start them all. Raises OptionError if the caller asked for more `threads`.
+    """
+    startable = 1 + startable_threads(count - 1)
+    if startable < count:
+        limit = (
+            f"at most {startable} now: the control group (pids.max), the user's limit (ulimit -u) or memory lets this "
+            f"process start {startable - 1} more"
+        )
+        if threads is not None:
+            raise OptionError.bad_value("threads", threads, limit)
+        _logger.warning("the pool has %d threads in place of %d (%s)", startable, count, limit)
+    return startable
 
 
 def _open_cpu(ort: ModuleType, path: Path, options: Any) -> Any:
     try:
         return ort.InferenceSession(str(path), options, providers=[PROVIDERS[Target.CPU]], enable_fallback=0)
     except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
+        if sys.platform == "linux" and not os.path.exists("/proc/self/fd"):
+            raise DeviceError(
+                f"ONNX Runtime cannot open {path} without /proc, which is not mounted here; mount it "
+                f"(`mount -t proc proc /proc`): {error}"
+            ) from error
         raise BundleError(f"ONNX Runtime cannot open {path}: {error}") from error
 
 
@@ -160,16 +199,29 @@ def _open_gpu(ort: ModuleType, path: Path, options: Any, device: Device) -> Any:
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # ONNX Runtime prints the libraries that it could not load
-            if hasattr(ort, "preload_dlls"):
-                ort.preload_dlls()  # the CUDA and cuDNN libraries from the wheels of [cuda]
-            handle = ort.InferenceSession(
-                str(path), options, providers=[(device.provider, {"device_id": device.index})], enable_fallback=0
-            )
+        _preload_libraries(ort)
+        handle = ort.InferenceSession(
+            str(path), options, providers=[(device.provider, {"device_id": device.index})], enable_fallback=0
+        )
     except Exception as error:
         raise DeviceError(f"ONNX Runtime cannot open {path} on {device}: {error}; {_gpu_hint()}") from error
     _check_device(handle, device)
     return handle
+
+
+def _preload_libraries(ort: ModuleType) -> None:
+    """Load the CUDA and cuDNN libraries from the wheels of [cuda], and log what ONNX Runtime prints about them.
+
+    sys.stdout belongs to the whole process, so the function is called with a print() of its own instead.
+    """
+    preload = getattr(ort, "preload_dlls", None)
+    if isinstance(preload, FunctionType):
+        names = preload.__globals__ | {"print": lambda *values, **_: _logger.debug("%s", " ".join(map(str, values)))}
+        defaults = preload.__kwdefaults__
+        preload = FunctionType(preload.__code__, names, preload.__name__, preload.__defaults__, preload.__closure__)
+        preload.__kwdefaults__ = defaults
+    if preload is not None:
+        preload()
 
 
 def _gpu_hint() -> str:

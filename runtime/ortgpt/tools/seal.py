@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ortgpt.bundle.checked_json import read_json_object
 from ortgpt.bundle.files import naming, reading
-from ortgpt.bundle.folder import built_in_bundle, describe_files, listed_file_faults, not_intact, read_manifest
+from ortgpt.bundle.folder import built_in_bundle, describe_files, find_listed, not_intact, read_manifest
 from ortgpt.bundle.manifest import sealed_text
 from ortgpt.contract import File
-from ortgpt.errors import BundleError, OptionError
+from ortgpt.errors import BundleError, OptionError, shown
 from ortgpt.options.generation_config import read_generation_config
 
 
@@ -19,14 +19,21 @@ def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
     """Write size and sha256 of generation_config.json into the manifest; return the names of files that had changed.
 
     Every other file was verified when it was exported, so a change of one is damage. Raises BundleError for that, for
-    a listed file that is missing, and for a generation_config.json that could not be used.
+    a listed file that is missing, for a manifest that is a link, which a written file would replace, and for a
+    generation_config.json that could not be used.
     """
     if built_in_bundle(path) is not None:
         raise BundleError(f"{os.fspath(path)} is part of ortgpt, and not to be edited; copy its folder and seal that")
     folder = Path(path)
     values, manifest = read_manifest(folder)
+    path = folder / File.MANIFEST
+    if path.is_symlink():
+        raise BundleError(
+            f"{path} is a link to {shown(os.readlink(path))}, and other folders may share that file; copy the folder "
+            "with the files themselves in place of links (`cp -rL`), edit and seal the copy"
+        )
     with reading(folder):
-        faults = listed_file_faults(folder, manifest)
+        _, faults = find_listed(folder, manifest)
     if faults:
         raise not_intact(folder, faults)
     files = describe_files(folder, manifest.files)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +172,45 @@ def test_a_provider_that_takes_no_node_is_an_error_of_the_device(
     with pytest.raises(DeviceError, match=r"cannot open .*model\.onnx on cuda:0: .*; check the GPU driver and"):
         open_graph(bundle, bundle.manifest.graphs[0], Device("cuda"))
     assert capfd.readouterr().out == ""
+
+
+def test_gpu_loads_at_once_leave_the_output_of_others_alone(
+    small_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: Any
+) -> None:
+    """sys.stdout belongs to the process: what ONNX Runtime prints is logged, and what others print is printed."""
+    bundle = open_bundle(small_bundle)
+    manifest = replace(bundle.manifest, graphs=(replace(bundle.manifest.graphs[0], target="cuda"),))
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: BOTH)
+    both_inside, first_left = threading.Barrier(3), threading.Event()
+    ends = iter((lambda: None, lambda: first_left.wait(60)))
+
+    def preload_dlls(cuda: bool = True, *, sign: str = "!") -> None:
+        print("Failed to load", "libcudnn.so.9", end=sign)  # noqa: T201  # as ONNX Runtime does
+        both_inside.wait(60)
+        next(ends)()
+
+    class Opened:
+        def __init__(self, *args: object, **keywords: object) -> None:
+            first_left.set()
+
+        def get_providers(self) -> list[str]:
+            raise DeviceError("far enough")
+
+    monkeypatch.setattr(onnxruntime, "preload_dlls", preload_dlls, raising=False)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Opened)
+    monkeypatch.setattr("ortgpt.ort.session.multiplies_exactly", lambda ort: True)
+    caplog.set_level("DEBUG", logger="ortgpt")
+    before = sys.stdout
+    with ThreadPoolExecutor(2) as pool:
+        loads = [pool.submit(plan_session(replace(bundle, manifest=manifest), device="cuda")) for _ in range(2)]
+        both_inside.wait(60)
+        print("the app's own line")  # noqa: T201  # as an app does
+        for load in loads:
+            with pytest.raises(DeviceError, match="far enough"):
+                load.result()
+    assert sys.stdout is before
+    assert capsys.readouterr().out == "the app's own line\n"
+    assert [record.message for record in caplog.records] == ["Failed to load libcudnn.so.9"] * 2
 
 
 @pytest.mark.parametrize("threads", [0, -1, 257, 2**31, True, 1.0, "2"])

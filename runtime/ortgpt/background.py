@@ -1,0 +1,58 @@
+"""A job beside its caller that can be stopped. Knows no bundle and no model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Background(Generic[Result]):
+    """A job that runs in a thread of its own while its `with` block lives, or at once if no thread can be started.
+
+    If an exception leaves the block, Ctrl-C for one, `stop` is called, which lets the job end early. The block waits
+    for its end. An executor would wait for the whole job, there and again where the interpreter ends.
+    """
+
+    def __init__(self, job: Callable[[], Result], *, stop: Callable[[], None], daemon: bool) -> None:
+        """Take the job. The end of the process ends a daemon anywhere, which code written in C++ does not bear."""
+        self._job, self._stop = job, stop
+        self._future: Future[Result] = Future()
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, daemon=daemon)
+
+    def result(self) -> Result:
+        """Wait for the job, and return what it returned or raise what it raised."""
+        return self._future.result()
+
+    def __enter__(self) -> Self:
+        assert self._thread is not None, "it begins once"
+        try:
+            self._thread.start()
+        except RuntimeError:  # the limit of threads is reached
+            self._thread = None
+            self._run()
+            error = self._future.exception()
+            if error is not None and not isinstance(error, Exception):  # Ctrl-C is for this thread
+                raise error from None
+        except BaseException:  # Ctrl-C while the thread starts
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._stop()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._future.set_result(self._job())
+        except BaseException as error:  # noqa: BLE001  # result() raises it in the caller's thread
+            self._future.set_exception(error)
