@@ -6,7 +6,10 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ import pytest
 import ortgpt
 from ortgpt import BundleError, BundleNotFoundError, EngineError
 from ortgpt.bundle.external_data import external_files
+from ortgpt.bundle.files import locked_folder
 from ortgpt.bundle.folder import open_bundle, sha256_of
 from ortgpt.cli.report import info_lines
 from ortgpt.contract import File
@@ -369,6 +373,43 @@ def test_generation_defaults_that_are_not_accepted_are_the_bundles_fault(bundle:
     reseal(bundle)
     with pytest.raises(BundleError, match=r"generation_config\.json: temperature = 'hot'"):
         ortgpt.load(bundle)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders have no locks there")
+def test_a_second_seal_says_that_another_process_seals(bundle: Path) -> None:
+    (bundle / "generation_config.json").write_text('{"temperature": 0.5}', encoding="utf-8")
+    before = (bundle / "ortgpt.json").read_bytes()
+    with locked_folder(bundle) as locked:  # as seal_bundle() holds it
+        assert locked
+        command = [sys.executable, "-m", "ortgpt", "seal", str(bundle)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = f"Error: {bundle} is being sealed by another process; run this again when that has ended\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert (bundle / "ortgpt.json").read_bytes() == before
+    assert seal_bundle(bundle) == ["generation_config.json"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names what reaches the disk by /proc")
+def test_a_new_manifest_reaches_the_disk_and_its_name_after_it(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bundle / "generation_config.json").write_text('{"temperature": 0.5}', encoding="utf-8")
+    before = (bundle / "ortgpt.json").read_bytes()
+    synced: list[tuple[str, bool]] = []
+
+    def sync(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        synced.append((re.sub("[0-9a-f]{8}", "*", name), (bundle / "ortgpt.json").read_bytes() == before))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    seal_bundle(bundle)
+    assert synced == [(".ortgpt.json.*.partial", True), (bundle.name, False)]
+
+
+def test_names_that_windows_reads_as_another_drive_or_stream_are_refused(bundle: Path) -> None:
+    for name in ("C:model.onnx", "model.onnx:x"):
+        values = {"size": 1, "sha256": "0" * 64}
+        reseal(bundle, lambda m, name=name, values=values: m["files"].update({name: values}), read=False)
+        with pytest.raises(BundleError, match=rf"lists '{name}', which is not a plain file name"):
+            open_bundle(bundle)
 
 
 def test_sealing_keeps_what_a_newer_version_wrote(bundle: Path) -> None:
