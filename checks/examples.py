@@ -479,7 +479,8 @@ def check_app(place: Place, app: list[str | Path], **where: Any) -> str:
         ([PROMPT, "12", "--grammar", grammar], (0, f"{texts[1]}\n", "")),
         ([PROMPT, "0"], (1, "", f"{Path(app[-1]).name}: max_new_tokens = 0 (accepted: an integer of 1 or more)\n")),
     ):
-        done = subprocess.run([*app, *arguments], capture_output=True, encoding="utf-8", **where)
+        words: list[str | Path] = [*app, *arguments]
+        done = subprocess.run(words, capture_output=True, encoding="utf-8", **where)
         found = (done.returncode, done.stdout, done.stderr)
         expect(found == want, f"{arguments}: {found}, not {want}")
         shown.append(f"$ ./app {shlex.join(arguments)}\n{done.stdout}{done.stderr}")

@@ -13,15 +13,12 @@ from pathlib import Path
 import pytest
 
 import ortgpt
-import ortgpt_exporter
-import ortgpt_models
 from support import TEXT
 from windows_like import POSIX_MODULES
 
 WINDOWS_LIKE = Path(__file__).parent / "windows_like.py"
-SOURCES = sorted(
-    path for package in (ortgpt, ortgpt_exporter, ortgpt_models) for path in Path(package.__file__).parent.rglob("*.py")
-)
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(path for folder in ("runtime", "exporter", "models") for path in (ROOT / folder).rglob("*.py"))
 # A code page of Windows, and a C locale that Python does not turn into UTF-8.
 CODE_PAGE = {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "cp1252:strict"}
 SHAPE = "--n-layer 1 --n-head 2 --n-embd 32 --n-positions 16 --vocab-size 300 --steps 4 --save-every 2 --warmup-steps 1"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import importlib
 import os
 import shutil
@@ -39,6 +38,8 @@ def _refuse_in_use(folder: Any) -> None:
 
 def become_windows() -> None:
     """Take away and refuse what Windows does, in this process from now on."""
+    import fcntl  # not at the top: a test on Windows imports this module
+
     for name in ("ortgpt", "ortgpt_models"):
         assert name not in sys.modules, f"{name} was imported before"
     for name in POSIX_MODULES:

@@ -32,6 +32,7 @@ def test_a_folder_appears_whole(tmp_path: Path) -> None:
     assert names(out.parent) == ["out"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions are those of POSIX")
 def test_permissions_are_those_of_plain_files(tmp_path: Path) -> None:
     umask = os.umask(0o022)
     try:
@@ -226,6 +227,7 @@ def test_windows_is_told_why_a_folder_in_use_is_not_replaced(tmp_path: Path, mon
     assert names(out) == ["old"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="folders have no locks there")
 def test_what_a_killed_writer_left_goes_and_what_a_live_one_writes_stays(tmp_path: Path) -> None:
     out = tmp_path / "out"
     killed = """if True:

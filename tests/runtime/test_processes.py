@@ -48,6 +48,7 @@ def forked(function: Callable[[], object]) -> str:
     return said
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_is_told_to_load_the_bundle_itself(small: ortgpt.Generator, small_bundle: Path) -> None:
     """ONNX Runtime's threads do not live on in a child, where a run would wait for them for ever."""
     pieces = small.stream("a", max_new_tokens=8)
@@ -71,6 +72,7 @@ def test_a_fork_is_told_to_load_the_bundle_itself(small: ortgpt.Generator, small
     assert small.generate("a", max_new_tokens=1).token_ids
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize(
     "end", ["sys.exit(7)", "generator.close(); sys.exit(7)", "del generator; gc.collect(); os._exit(7)"]
 )
@@ -177,6 +179,8 @@ def test_telemetry_is_off_unless_the_user_has_set_its_variable(
 @pytest.fixture
 def one_cpu() -> Iterator[Path]:
     """The file of a control group with the quota of one CPU that takes processes; skips where none may be made."""
+    if sys.platform != "linux":
+        pytest.skip("control groups are Linux's")
     groups = [Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")]  # version 1, version 2
     group = next(group for group in groups if group.is_dir()) / f"ortgpt-{os.getpid()}"
     try:
