@@ -449,7 +449,7 @@ def docker(place: Place) -> tuple[str, str]:
 
 def pyinstaller_app(place: Place) -> tuple[str, str]:
     """Build the app into one file, and run it in an empty folder with an empty environment, as on a bare machine."""
-    command = [place.python, "-m", "PyInstaller", "--onefile", "app.py"]
+    command: list[str | Path] = [place.python, "-m", "PyInstaller", "--onefile", "app.py"]
     done = subprocess.run(command, cwd=place.folder, capture_output=True, encoding="utf-8", timeout=1200)
     expect(done.returncode == 0, done.stderr[-2000:])
     bare = place.folder / "bare"
