@@ -447,6 +447,46 @@ def docker(place: Place) -> tuple[str, str]:
     return "\n".join(transcript), f"{size_mb:.0f} MB in /venv; the image itself was not built"
 
 
+def pyinstaller_app(place: Place) -> tuple[str, str]:
+    """Build the app into one file, and run it in an empty folder with an empty environment, as on a bare machine."""
+    command: list[str | Path] = [place.python, "-m", "PyInstaller", "--onefile", "app.py"]
+    done = subprocess.run(command, cwd=place.folder, capture_output=True, encoding="utf-8", timeout=1200)
+    expect(done.returncode == 0, done.stderr[-2000:])
+    bare = place.folder / "bare"
+    bare.mkdir()
+    app = Path(shutil.copy(place.folder / "dist" / "app", bare))
+    started = time.perf_counter()
+    shown = check_app(place, [app], cwd=bare, env={})
+    seconds = (time.perf_counter() - started) / 3
+    done = subprocess.run([app, "ortgpt", "doctor"], cwd=bare, env={}, capture_output=True, encoding="utf-8")
+    expect(done.returncode == 0 and "self test             passed" in done.stdout, f"{done.stdout}{done.stderr}")
+    expect("llguidance absent" not in done.stdout, done.stdout)
+    facts = re.findall(r"^(?:ortgpt|packages|onnxruntime|self test) .*$", done.stdout, re.MULTILINE)
+    shown += "\n\n$ ./app ortgpt doctor\n" + "\n".join(facts)
+    return shown, f"{app.stat().st_size / 1e6:.0f} MB, {seconds:.1f} s from start to end of 12 tokens"
+
+
+def check_app(place: Place, app: list[str | Path], **where: Any) -> str:
+    """Compare what the app of examples/pyinstaller_app writes with what the runtime gives."""
+    free, grammar = {"temperature": 0.8, "top_p": 0.95}, "[A-Z][a-z]+( [a-z]+)*"
+    texts = place.expected(
+        *((PROMPT, {"max_new_tokens": 12, "seed": 7} | options) for options in (free, {"grammar": grammar}))
+    )
+    expect(re.fullmatch(grammar, texts[1]) is not None, f"the runtime wrote {texts[1]!r}")
+    shown = []
+    for arguments, want in (
+        ([PROMPT, "12"], (0, f"{texts[0]}\n", "")),
+        ([PROMPT, "12", "--grammar", grammar], (0, f"{texts[1]}\n", "")),
+        ([PROMPT, "0"], (1, "", f"{Path(app[-1]).name}: max_new_tokens = 0 (accepted: an integer of 1 or more)\n")),
+    ):
+        words: list[str | Path] = [*app, *arguments]
+        done = subprocess.run(words, capture_output=True, encoding="utf-8", **where)
+        found = (done.returncode, done.stdout, done.stderr)
+        expect(found == want, f"{arguments}: {found}, not {want}")
+        shown.append(f"$ ./app {shlex.join(arguments)}\n{done.stdout}{done.stderr}")
+    return "\n".join(shown).rstrip("\n")
+
+
 def image_call(command: list[str]) -> tuple[str, dict[str, Any]]:
     """Return prompt and options that the image's command names: ortgpt generate austen PROMPT --OPTION VALUE ..."""
     expect(command[:3] == ["ortgpt", "generate", "austen"], f"the image runs {command}")
@@ -463,6 +503,7 @@ CHECKS: dict[str, Callable[[Place], tuple[str, str]]] = {
     "llamaindex_llm": partial(language_model, ("complete", "stream", "responses")),
     "notebook": notebook,
     "docker": docker,
+    "pyinstaller_app": pyinstaller_app,
 }
 
 

@@ -57,6 +57,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "tools", "ortgpt",
     ),
     "ortgpt.__main__": ("cli",),
+    "ortgpt.__pyinstaller": (),
     "ortgpt_models": (),
     "ortgpt_exporter.errors": ("ortgpt.errors",),
     "ortgpt_exporter.progress": ("ortgpt_models",),

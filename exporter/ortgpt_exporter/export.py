@@ -169,7 +169,7 @@ def _export(
         manifest = _write(checkpoint, export_format, folder, steps)
         manifest = replace(manifest, verification=_verify(folder, manifest, checkpoint, steps))
         steps.next("writing the manifest")
-        (folder / File.MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+        (folder / File.MANIFEST).write_text(manifest.to_json(), encoding="utf-8", newline="\n")
         bundle = open_bundle(folder)
     steps.finish()
     return replace(bundle, path=out)

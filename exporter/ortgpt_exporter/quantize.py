@@ -116,8 +116,9 @@ def quantize_opened(
             verification=(),
             evidence=_evidence(baseline, candidate, folder, report, divergence, text),
         )
-        (folder / File.MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+        (folder / File.MANIFEST).write_text(manifest.to_json(), encoding="utf-8", newline="\n")
         bundle = open_bundle(folder)
+        del engines, baseline, candidate  # Windows renames no folder while one of its files is mapped
         steps.finish()
     return replace(bundle, path=out)
 

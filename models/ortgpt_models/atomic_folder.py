@@ -1,16 +1,26 @@
-"""Write a folder so that it exists whole or not at all, however the writer ends."""
+"""Write a folder so that it exists whole or not at all, however the writer or the machine ends.
+
+Windows opens no folders, so it neither locks them nor writes them through to the disk: what killed writers left stays.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
+import errno
+import gc
 import os
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
@@ -28,12 +38,14 @@ def write_folder(out: Path, *, replace: bool = False) -> Iterator[Path]:
         with scratch_folder(out) as partial:
             yield partial
             for path in partial.iterdir():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
+                sync_file(path)
+            sync_folder(partial)
+            _unmap()
             refuse_existing(out, replace=replace)  # another process may have created it meanwhile
-            _put(partial, out)
+            _put(partial, out, replace=replace)
+            sync_folder(out.parent)
     except OSError as error:
-        if error.filename is None:  # as with a full disk
+        if error.filename is None and error.errno is not None:  # as with a full disk; not of refuse_existing()
             error.filename = str(out)
         raise
 
@@ -51,7 +63,14 @@ def scratch_folder(out: Path) -> Iterator[Path]:
         try:
             yield partial
         finally:
+            _unmap()
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _unmap() -> None:
+    """Free graphs that nobody uses any more: Windows moves and removes no folder while one of its files is mapped."""
+    if os.name == "nt":
+        gc.collect()
 
 
 def refuse_existing(out: Path, *, replace: bool = False) -> None:
@@ -67,7 +86,7 @@ def _make_locked(out: Path, lock: contextlib.ExitStack) -> Path:
         partial.mkdir()
         # Until it is locked, another writer may take it for a left-over folder and remove it.
         with contextlib.suppress(FileNotFoundError):
-            if lock.enter_context(_locked(partial)) is not False and partial.exists():
+            if lock.enter_context(locked_folder(partial)) is not False:
                 return partial
 
 
@@ -77,14 +96,20 @@ def _remove_left_over(out: Path) -> None:
     )  # exactly the names that _make_locked() makes
     for path in out.parent.iterdir():
         if names.fullmatch(path.name):
-            with contextlib.suppress(OSError), _locked(path) as is_left_over:  # another user's stays
+            with contextlib.suppress(OSError), locked_folder(path) as is_left_over:  # another user's stays
                 if is_left_over:
                     shutil.rmtree(path)
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool | None]:
-    """Hold the lock on a folder; yield False if another process has it, None if the file system has no locks."""
+def locked_folder(folder: Path) -> Iterator[bool | None]:
+    """Hold the lock on a folder; yield False if another process has it, None if there are no locks.
+
+    Raises FileNotFoundError where the folder is gone, also if another one has taken its place.
+    """
+    if fcntl is None:
+        yield None
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         locked: bool | None = True
@@ -92,9 +117,31 @@ def _locked(folder: Path) -> Iterator[bool | None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             locked = False
-        except OSError:
+        except OSError:  # the file system has none
             locked = None
+        if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
         yield locked
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Let a file reach the disk. Raises OSError."""
+    with path.open("r+b" if os.name == "nt" else "rb") as file:  # Windows syncs only what may be written
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Let the names in a folder reach the disk, where the system can. Raises OSError."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot
+            raise
     finally:
         os.close(descriptor)
 
@@ -105,6 +152,8 @@ def _parents(out: Path) -> Iterator[None]:
     created = [folder for folder in out.parents if not folder.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
+        for folder in created:
+            sync_folder(folder.parent)
         yield
     except BaseException:
         for folder in created:
@@ -113,26 +162,53 @@ def _parents(out: Path) -> Iterator[None]:
         raise
 
 
-def _put(partial: Path, out: Path) -> None:
-    """Rename `partial` to `out`; an old folder at `out` ends up at `partial`, or is removed."""
-    if not out.exists():
-        partial.rename(out)
-    elif not _exchange(partial, out):
-        old = out.with_name(f"{partial.name}.old")
+def _put(partial: Path, out: Path, *, replace: bool) -> None:
+    """Rename `partial` to `out`; an old folder at `out` ends up at `partial`, or is removed.
+
+    Raises FileExistsError where another process has created `out` meanwhile, and `replace` is false.
+    """
+    while True:
         try:
-            out.rename(old)
-            partial.rename(out)
-        except BaseException:
-            if old.exists() and not out.exists():
+            if not (replace and out.exists()):
+                partial.rename(out)  # fails where a folder with files is there by now
+            elif not _exchange(partial, out):
+                _replace(partial, out)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT) or not partial.exists():
+                raise
+            refuse_existing(out, replace=replace)  # another writer was faster: replace what it wrote, if that may be
+
+
+def _replace(partial: Path, out: Path) -> None:
+    """Rename the folder `out` away and `partial` to it, in two steps."""
+    old = out.with_name(f"{partial.name}.old")
+    try:
+        out.rename(old)
+        partial.rename(out)
+    except BaseException as error:
+        if old.exists():
+            if out.exists():  # another writer's
+                shutil.rmtree(old, ignore_errors=True)
+            else:
                 old.rename(out)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+        if os.name == "nt" and isinstance(error, PermissionError):
+            raise PermissionError(
+                error.errno,
+                "Windows does not replace a folder while a program has one of its files open; close the programs that "
+                "loaded it, or choose another name",
+                str(out),
+            ) from error
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _exchange(first: Path, second: Path) -> bool:
     """Swap two folders in one step, so that neither is ever missing; return False if the system cannot."""
+    if sys.platform != "linux":
+        return False
     try:
         swap = ctypes.CDLL(None).renameat2
-    except AttributeError:  # not Linux, or an old one
+    except AttributeError:  # of an old C library
         return False
     return bool(swap(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0)

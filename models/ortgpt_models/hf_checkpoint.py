@@ -67,7 +67,7 @@ def load_gpt(folder: Path) -> GPT:
 def save_gpt(gpt: GPT, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
     """Write config.json and model.safetensors (weights in `dtype`) into an existing folder. Raises OSError."""
     config = gpt.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
     tensors = {_PREFIX + name: tensor.detach().to(dtype).contiguous() for name, tensor in gpt.state_dict().items()}
     (folder / WEIGHTS_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))  # a full disk is an OSError this way
 

@@ -6,13 +6,13 @@ that resumes after an interruption gives the same weights as one that was never 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import math
 import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
-from ortgpt_models.atomic_folder import refuse_existing, write_folder
+from ortgpt_models.atomic_folder import locked_folder, refuse_existing, sync_file, sync_folder, write_folder
 from ortgpt_models.errors import ModelError
 from ortgpt_models.files import file_is_there
 from ortgpt_models.gpt import GPT
@@ -67,14 +67,30 @@ def train(
     Without `held_out`, the last 5% of the text is held out. `on_progress` counts steps; its activity is the loss, in
     nats per token. `on_note` gets one line for each measurement on the held-out text, and one if the training resumes:
     state is saved beside `out` every `save_every` steps, and a later call with the same `config` and texts starts from
-    it. Raises ModelError for texts or a configuration that cannot be trained with, FileExistsError if `out` exists.
+    it. The caller's random state of torch stays as it was. Raises ModelError for texts or a configuration that cannot
+    be trained with, and where another process trains `out`; FileExistsError if `out` exists.
     """
     refuse_existing(out)
     corpus = read_corpus(texts, held_out, config)
+    state = _TrainingState(out, config, corpus.sha256)
+    with state.kept(), torch.random.fork_rng(devices=[]):
+        bits, gpt = _train(corpus, config, state, on_progress, on_note)
+        _write_checkpoint(gpt, corpus, config, texts, held_out, bits, out)
+        state.remove()
+    return bits
+
+
+def _train(
+    corpus: Corpus,
+    config: TrainingConfig,
+    state: _TrainingState,
+    on_progress: OnProgress,
+    on_note: Callable[[str], None],
+) -> tuple[float, GPT]:
+    """Train from the saved state on, or from the first step; return bits per byte and the network in float16 values."""
     torch.manual_seed(config.seed)
     gpt = GPT(config.gpt_config(end_of_text_id=corpus.end_of_text_id))
     optimizer = _make_optimizer(gpt, config)
-    state = _TrainingState(out, config, corpus.sha256)
     first_step = state.load(gpt, optimizer)
     if first_step:
         on_note(f"resumes at step {first_step} of {config.steps}, as saved in {state.folder}")
@@ -90,10 +106,7 @@ def train(
             on_note(f"step {steps_done}: held out {bits:.4f} bits per byte")
         on_progress(Progress(f"loss {loss:.3f}", steps_done, config.steps))
     gpt.half().float()  # measure what is written: float16 weights
-    bits = bits_per_byte(gpt, corpus, config.batch_size)
-    _write_checkpoint(gpt, corpus, config, texts, held_out, bits, out)
-    state.remove()
-    return bits
+    return bits_per_byte(gpt, corpus, config.batch_size), gpt
 
 
 def read_corpus(texts: Sequence[Path], held_out: Path | None, config: TrainingConfig) -> Corpus:
@@ -207,6 +220,26 @@ class _TrainingState:
         self.path = self.folder / "state.pt"
         self.identity = json.dumps({"recipe": asdict(config), "corpus": corpus_sha256}, sort_keys=True)
 
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the folder for this process alone, and remove it at the end if it is empty."""
+        with contextlib.ExitStack() as lock:
+            if self._lock(lock) is False:
+                raise ModelError(
+                    f"another process trains into {self.folder}; wait for it, or choose another name for the checkpoint"
+                )
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    self.folder.rmdir()
+
+    def _lock(self, lock: contextlib.ExitStack) -> bool | None:
+        while True:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # the process that had it has just ended, and removed it
+                return lock.enter_context(locked_folder(self.folder))
+
     def load(self, gpt: GPT, optimizer: torch.optim.Optimizer) -> int:
         """Restore the saved state, if there is one; return the number of steps done."""
         if not file_is_there(self.path):
@@ -227,20 +260,21 @@ class _TrainingState:
             raise ModelError(f"{self.path} cannot be read ({error}); remove {self.folder} to start again") from error
 
     def save(self, gpt: GPT, optimizer: torch.optim.Optimizer, step: int) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".partial")
         state = {"identity": self.identity, "gpt": gpt.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         buffer = io.BytesIO()
         torch.save(state, buffer)
         try:
             partial.write_bytes(buffer.getbuffer())  # a full disk is an OSError this way
+            sync_file(partial)
             os.replace(partial, self.path)
+            sync_folder(self.folder)
         finally:
             partial.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        if self.folder.exists():
-            shutil.rmtree(self.folder)
+        for path in (self.path, self.path.with_suffix(".partial")):
+            path.unlink(missing_ok=True)
 
 
 def _write_checkpoint(
@@ -263,4 +297,4 @@ def _write_checkpoint(
     with write_folder(out) as folder:
         save_gpt(gpt, folder, dtype=torch.float16)
         corpus.tokenizer.save_model(str(folder))
-        (folder / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        (folder / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8", newline="\n")

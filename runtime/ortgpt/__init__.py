@@ -3,8 +3,8 @@
 import os
 
 # From version 1.29 on, importing ONNX Runtime starts telemetry, on Linux too, and keeps an id of the machine in the
-# home folder. A later call to turn it off comes too late.
-os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+# home folder. A later call to turn it off comes too late. A value that the user has set stays.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # First, since numpy's import took 20 ms longer on Python 3.11 where it began deep inside the imports below.
 import numpy as _numpy  # noqa: F401

@@ -65,6 +65,11 @@ def test_the_command_of_the_image_writes_what_the_runtime_gives(tmp_path: Path) 
     assert here.run(here.python, "-m", *command) == f"{want}\n"
 
 
+def test_the_app_writes_what_the_runtime_gives(tmp_path: Path) -> None:
+    here = place("pyinstaller_app", tmp_path)
+    CHECKS.check_app(here, [here.python, here.folder / "app.py"])
+
+
 def test_a_client_that_leaves_is_found_out_if_the_generation_goes_on(tmp_path: Path) -> None:
     """The check itself must be able to fail: count the steps of a program that nobody ends."""
     here = place("terminal", tmp_path)

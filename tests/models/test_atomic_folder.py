@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -8,9 +11,11 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ortgpt_models import atomic_folder
 from ortgpt_models.atomic_folder import write_folder
 
 
@@ -27,6 +32,7 @@ def test_a_folder_appears_whole(tmp_path: Path) -> None:
     assert names(out.parent) == ["out"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions are those of POSIX")
 def test_permissions_are_those_of_plain_files(tmp_path: Path) -> None:
     umask = os.umask(0o022)
     try:
@@ -131,6 +137,97 @@ def test_many_writers_at_once_take_nothing_from_each_other(tmp_path: Path) -> No
     assert names(tmp_path) == ["out"]
 
 
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_of_many_writers_of_a_new_folder_one_wins_and_the_others_say_so(
+    exchanges: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchanges:  # as on other systems than Linux
+        monkeypatch.setattr("ortgpt_models.atomic_folder._exchange", lambda *_: False)
+    together = threading.Barrier(8)
+
+    def write(number: int, *, replace: bool) -> str:
+        try:
+            with write_folder(tmp_path / "out", replace=replace) as folder:
+                (folder / "file").write_text(str(number))
+                together.wait(30)
+        except FileExistsError as error:
+            return str(error)
+        return "wrote"
+
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(10):
+            said = [*pool.map(lambda number: write(number, replace=False), range(8))]
+            assert said.count("wrote") == 1
+            assert said.count(f"{tmp_path / 'out'} already exists; nothing was written: choose another name or remove "
+                              "it first") == 7  # fmt: skip
+            assert {*pool.map(lambda number: write(number, replace=True), range(8))} == {"wrote"}
+            assert names(tmp_path) == ["out"]
+            assert names(tmp_path / "out") == ["file"]
+            shutil.rmtree(tmp_path / "out")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names the folders that reach the disk by /proc")
+@pytest.mark.parametrize("exists", [False, True])
+def test_files_and_folders_reach_the_disk_and_their_names_after_the_rename(
+    exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "deep" / "out"
+    if exists:
+        out.mkdir(parents=True)
+    synced: list[tuple[str, bool]] = []
+
+    def sync(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), (out / "file").exists()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with write_folder(out, replace=True) as folder:
+        (folder / "file").write_text("x")
+    created = [] if exists else [(str(tmp_path), False)]
+    before, after = [(str(folder / "file"), False), (str(folder), False)], [(str(out.parent), True)]
+    assert synced == [*created, *before, *after]
+
+
+def test_a_file_system_that_syncs_no_folders_is_no_error_and_a_broken_disk_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+    for number, name in ((errno.EINVAL, "one"), (errno.EIO, "two")):
+
+        def sync(descriptor: int, number: int = number) -> None:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(number, os.strerror(number))
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fsync", sync)
+        expected = pytest.raises(OSError, match="Input/output") if name == "two" else contextlib.nullcontext()
+        with expected, write_folder(tmp_path / name) as folder:
+            (folder / "file").write_text("x")
+    assert names(tmp_path) == ["one"]
+
+
+def test_windows_is_told_why_a_folder_in_use_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").touch()
+    monkeypatch.setattr(atomic_folder, "os", SimpleNamespace(**vars(os) | {"name": "nt"}))
+    monkeypatch.setattr(atomic_folder, "_exchange", lambda *_: False)
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self == out:
+            raise PermissionError(13, "Access is denied", str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    refused = pytest.raises(PermissionError, match="has one of its files open; close the programs")
+    with refused as caught, write_folder(out, replace=True) as folder:
+        (folder / "new").touch()
+    assert caught.value.filename == str(out)
+    assert names(tmp_path) == ["out"]
+    assert names(out) == ["old"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders have no locks there")
 def test_what_a_killed_writer_left_goes_and_what_a_live_one_writes_stays(tmp_path: Path) -> None:
     out = tmp_path / "out"
     killed = """if True:

@@ -86,6 +86,56 @@ def test_an_interrupted_training_resumes_to_the_same_weights(text: Path, tmp_pat
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+_WAITING = """if True:
+    import sys
+    from pathlib import Path
+    from ortgpt_models.train import train
+    from ortgpt_models.training_config import TrainingConfig
+    def wait(progress):
+        if progress.done == 2:
+            print("waits", flush=True)
+            sys.stdin.read()
+    text, out, *numbers = sys.argv[1:]
+    names = ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size", "steps", "save_every", "warmup_steps")
+    config = TrainingConfig(**dict(zip(names, map(int, numbers))))
+    train([Path(text)], Path(out), config=config, on_progress=wait)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders have no locks there")
+@pytest.mark.parametrize("save_every", [1, 9])  # a state is saved, or none
+def test_a_second_training_of_a_folder_says_that_another_process_has_it(
+    save_every: int, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    numbers = ["1", "2", "32", "16", "300", "4", str(save_every), "1"]
+    flags = ["--n-layer", "--n-head", "--n-embd", "--n-positions", "--vocab-size", "--steps", "--save-every",
+             "--warmup-steps"]  # fmt: skip
+    options = [word for pair in zip(flags, numbers, strict=True) for word in pair]
+    second = [sys.executable, "-m", "ortgpt", "train", str(text), "-o", str(out), *options]
+    command = [sys.executable, "-c", _WAITING, str(text), str(out), *numbers]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "waits\n"
+        done = subprocess.run(second, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == (
+            f"Error: another process trains into {out}.training; wait for it, or choose another name for the "
+            "checkpoint\n"
+        )
+        first.kill()
+    assert not out.exists()
+    subprocess.run(second, check=True, capture_output=True)  # a killed one holds nothing
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "text.txt"]
+
+
+def test_training_leaves_the_callers_random_state_as_it_was(text: Path, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    train([text], tmp_path / "out", config=TrainingConfig(**(vars(CONFIG) | {"steps": 2})))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_state_of_another_configuration_or_text_is_refused(text: Path, tmp_path: Path) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.done == 5:
@@ -144,6 +194,7 @@ def test_the_held_out_end_may_span_several_texts(text: Path, tmp_path: Path) -> 
     assert corpus.train_ids.tolist().count(corpus.end_of_text_id) == 1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="fills the disk by a limit of POSIX")
 def test_a_full_disk_is_an_os_error_and_leaves_no_state(text: Path, tmp_path: Path) -> None:
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

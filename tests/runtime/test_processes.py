@@ -50,6 +50,7 @@ def forked(function: Callable[[], object]) -> str:
     return said
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_is_told_to_load_the_bundle_itself(small: ortgpt.Generator, small_bundle: Path) -> None:
     """ONNX Runtime's threads do not live on in a child, where a run would wait for them for ever."""
     pieces = small.stream("a", max_new_tokens=8)
@@ -122,6 +123,7 @@ def test_a_fork_loads_the_bundle_again_where_it_is_asked_to(small_bundle: Path) 
         ortgpt.load(small_bundle, reload_after_fork="yes")  # type: ignore[arg-type]  # on purpose
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize(
     "end", ["sys.exit(7)", "generator.close(); sys.exit(7)", "del generator; gc.collect(); os._exit(7)"]
 )
@@ -202,9 +204,34 @@ def test_the_runtime_opens_no_socket_and_leaves_nothing_in_the_home_folder(small
         run(code, str(small_bundle), "socket", env=environment)
 
 
+@pytest.mark.parametrize(
+    ("value", "after", "calls"),
+    [(None, "1", 1), ("1", "1", 1), (" Yes", " Yes", 1), ("0", "0", 0), ("false", "false", 0), ("", "", 0)],
+)
+def test_telemetry_is_off_unless_the_user_has_set_its_variable(
+    value: str | None, after: str, calls: int, small_bundle: Path
+) -> None:
+    """On Windows, a call turns it off, which must follow the variable and come once: a caller may turn it on again."""
+    code = """if True:
+        import os, sys, ortgpt
+        print(repr(os.environ["ORT_DISABLE_TELEMETRY"]))
+        import onnxruntime
+        onnxruntime.disable_telemetry_events = lambda: print("disabled")
+        for _ in range(2):
+            ortgpt.load(sys.argv[1]).close()
+        print(repr(os.environ["ORT_DISABLE_TELEMETRY"]))
+    """
+    environment = {name: each for name, each in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    given = {} if value is None else {"ORT_DISABLE_TELEMETRY": value}
+    written = run(code, str(small_bundle), env=environment | given)
+    assert written.splitlines() == [repr(after), *["disabled"] * calls, repr(after)]
+
+
 @pytest.fixture
 def one_cpu() -> Iterator[Path]:
     """The file of a control group with the quota of one CPU that takes processes; skips where none may be made."""
+    if sys.platform != "linux":
+        pytest.skip("control groups are Linux's")
     groups = [Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")]  # version 1, version 2
     group = next(group for group in groups if group.is_dir()) / f"ortgpt-{os.getpid()}"
     try:

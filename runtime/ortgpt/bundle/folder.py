@@ -183,7 +183,7 @@ def is_utf8(path: str) -> bool:
 
 
 def _is_plain(name: str) -> bool:
-    return name not in ("", ".", "..") and len(name) <= 255 and name.isprintable() and not {"/", "\\"} & set(name)
+    return name not in ("", ".", "..") and len(name) <= 255 and name.isprintable() and not set("/\\:") & set(name)
 
 
 def _not_found(folder: Path, state: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import importlib.util
 import json
 import os
 import sys
@@ -152,5 +153,7 @@ def seal(bundle: Path) -> None:
     click.echo(f"{bundle}: {', '.join(changed) or 'nothing'} changed", err=True)
 
 
-def _entry_points() -> importlib.metadata.EntryPoints:
-    return importlib.metadata.entry_points(group=_COMMANDS_GROUP)
+def _entry_points() -> list[importlib.metadata.EntryPoint]:
+    """Return the commands that joined, except those of packages that are not here: a frozen app may leave them out."""
+    points = importlib.metadata.entry_points(group=_COMMANDS_GROUP)
+    return [point for point in points if importlib.util.find_spec(point.module.partition(".")[0])]

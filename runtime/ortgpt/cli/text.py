@@ -169,7 +169,7 @@ class _Chat:
             if "\0" in rest:
                 raise OptionError(f"/save {rest!r} (accepted: the name of a file)")
             with naming(rest):
-                Path(rest).write_text(conversation.text, encoding="utf-8")
+                Path(rest).write_text(conversation.text, encoding="utf-8", newline="")
         else:
             accepted = ", ".join(_CHAT_COMMANDS)
             click.echo(f"{name} is not a command, or lacks its argument (accepted: {accepted})", err=True)

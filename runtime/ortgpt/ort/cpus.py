@@ -58,7 +58,7 @@ def _running_threads() -> int:
 def cpu_features(root: Path = Path("/")) -> tuple[str, ...]:
     """Return the CPU's instruction sets that matter here, by Linux's names; empty if they are unknown."""
     try:
-        text = (root / "proc/cpuinfo").read_text()
+        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ()
     words = set(text.split())
@@ -68,7 +68,7 @@ def cpu_features(root: Path = Path("/")) -> tuple[str, ...]:
 def _cgroup_quotas(root: Path) -> Iterator[float]:
     """Yield the CPU quotas that bind this process, in CPUs, from its own control group up to the outermost."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = os.fsdecode((root / "proc/self/cgroup").read_bytes()).splitlines()
     except OSError:
         return
     for line in lines:
@@ -90,10 +90,10 @@ def _cgroup_quotas(root: Path) -> Iterator[float]:
 def _quota_in(folder: Path) -> Iterator[float]:
     try:
         if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text().split()
+            quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
         else:
-            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
-            period = (folder / "cpu.cfs_period_us").read_text().strip()
+            quota = (folder / "cpu.cfs_quota_us").read_text(encoding="utf-8").strip()
+            period = (folder / "cpu.cfs_period_us").read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return
     if quota not in ("max", "-1") and int(period) > 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -20,8 +21,10 @@ def install_hint(*extras: str) -> str:
 
     The project's name is not registered on a package index, so the command names the folder or wheel that this copy was
     installed from, or, if that is unknown, the packages themselves. On Linux, pip takes the CUDA build of torch unless
-    told otherwise, so a command that needs torch installs its CPU build first.
+    told otherwise, so a command that needs torch installs its CPU build first. A frozen app installs nothing.
     """
+    if getattr(sys, "frozen", False):
+        return f"build this app again where the extra [{','.join(extras)}] of ortgpt is installed"
     steps = []
     if {"cpu", "cuda"} & {*extras} and _is_there("onnxruntime"):
         steps.append("`pip uninstall -y onnxruntime onnxruntime-gpu`")
@@ -99,8 +102,8 @@ def import_onnxruntime(minimum: str) -> ModuleType:
             f"onnxruntime {minimum} or newer is needed, {onnxruntime.__version__} is installed; "
             f"run `pip install -U {installed[0] if installed else 'onnxruntime'}`"
         )
-    onnxruntime.disable_telemetry_events()  # on Windows; elsewhere this comes too late (see ortgpt/__init__.py)
     module: ModuleType = onnxruntime
+    _disable_telemetry(module)
     return module
 
 
@@ -118,7 +121,17 @@ def _check_proc(installed: list[str]) -> None:
         )
 
 
+@functools.cache  # once in a process: a caller may turn it on again
+def _disable_telemetry(onnxruntime: ModuleType) -> None:
+    """Turn off telemetry on Windows, unless the user's variable says otherwise; elsewhere a call comes too late."""
+    # The values that ONNX Runtime 1.32 takes for a yes; `import ortgpt` sets "1" where the user has set none.
+    if os.environ.get("ORT_DISABLE_TELEMETRY", "").strip().lower() in ("1", "true", "yes", "on"):
+        onnxruntime.disable_telemetry_events()
+
+
 def _either_hint() -> str:
+    if getattr(sys, "frozen", False):
+        return install_hint("cpu")
     return f"{install_hint('cpu')}, or for an NVIDIA GPU {_pip_install(('cuda',))}"
 
 

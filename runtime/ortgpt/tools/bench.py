@@ -47,7 +47,7 @@ import sys, ortgpt
 generator = ortgpt.load(sys.argv[1], device=sys.argv[2], threads=int(sys.argv[3]))
 generator.generate("It is a truth universally acknowledged", max_new_tokens=1)
 try:
-    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    status = dict(line.split(":", 1) for line in open("/proc/self/status", encoding="utf-8", errors="replace"))
     print(int(status["VmHWM"].split()[0]) * 1024)
 except OSError:
     try:
@@ -88,10 +88,11 @@ class Measurements:
     tokens_per_s: dict[str, float]
     """After 64 tokens: "greedy"; "sampled" (temperature 0.8, top_k 50, top_p 0.95, repetition_penalty 1.1); "nucleus"
     (temperature 0.8, top_p 0.95 of the whole vocabulary)."""
-    start_s: float
-    """From the start of a process that loads the bundle and generates one token to its end."""
+    start_s: float | None
+    """From the start of a process that loads the bundle and generates one token to its end; None in a frozen app, which
+    has no Python to start."""
     peak_memory_mb: float | None
-    """The peak memory of that process; None if the system does not tell."""
+    """The peak memory of that process; None if the system does not tell, and in a frozen app."""
     disk_mb: float
     step_bytes: int
     """The weights and the cache that a step after the short prompt reads."""
@@ -192,13 +193,15 @@ def _rates(generator: Generator) -> dict[str, float]:
     return {name: (tokens - 1) / statistics.median(found[1:]) for name, found in seconds.items()}
 
 
-def _start(bundle: Bundle, session: Session) -> tuple[float, float | None]:
+def _start(bundle: Bundle, session: Session) -> tuple[float | None, float | None]:
     """Return the seconds from a process's start to its end after one token, and its peak memory in megabytes."""
-    command = [sys.executable, "-c", _START, str(bundle.path), str(session.device), str(session.threads)]
+    if getattr(sys, "frozen", False):  # sys.executable is the app
+        return None, None
+    command = [sys.executable, "-X", "utf8", "-c", _START, str(bundle.path), str(session.device), str(session.threads)]
     seconds, peaks = [], []
     for _ in range(_STARTS):
         started = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
         seconds.append(time.perf_counter() - started)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
@@ -255,7 +258,8 @@ def bench_lines(found: Measurements) -> list[str]:
     greedy = found.tokens_per_s["greedy"]
     slower = {name: f"{100 * (greedy / rate - 1):+.1f}% a token" for name, rate in found.tokens_per_s.items()}
     moved, most = found.step_gb_per_s, found.memory_gb_per_s
-    peak = "not told by this system" if found.peak_memory_mb is None else f"{found.peak_memory_mb:,.0f}"
+    start = "not measured in a frozen app" if found.start_s is None else f"{found.start_s:,.2f}"
+    peak = "not known" if found.peak_memory_mb is None else f"{found.peak_memory_mb:,.0f}"
     short, long = f"{found.short_tokens:,}", f"{found.long_tokens:,}"
     rows = [
         (f"prefill of {short} tokens, ms", f"{found.prefill_short_ms:,.1f}", ""),
@@ -263,7 +267,7 @@ def bench_lines(found: Measurements) -> list[str]:
         (f"prefill of {long} tokens, ms", f"{found.prefill_long_ms:,.1f}", ""),
         (f"decode at {long}, ms a token", f"{found.decode_long_ms:,.2f}", ""),
         (f"batch of {found.batch_size} at {short}, ms a step", f"{found.batch_step_ms:,.2f}", ""),
-        ("process start to first token, s", f"{found.start_s:,.2f}", ""),
+        ("process start to first token, s", start, ""),
         ("peak memory of that process, MB", peak, ""),
         ("on disk, MB", f"{found.disk_mb:,.1f}", ""),
         ("greedy, tokens/s", f"{greedy:,.0f}", ""),

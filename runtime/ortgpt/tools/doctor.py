@@ -101,7 +101,7 @@ def _self_test() -> float:
 def _memory() -> dict[str, int]:
     """Return the fields of /proc/meminfo in bytes; empty if the system has no such file."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
     return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
@@ -113,7 +113,7 @@ def _cpu_name() -> str:
 
 def _model_names() -> Iterator[str]:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return
     yield from (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
 from ortgpt.bundle.checked_json import read_json_object
-from ortgpt.bundle.files import naming, reading
+from ortgpt.bundle.files import locked_folder, reading, replace_file
 from ortgpt.bundle.folder import built_in_bundle, describe_files, find_listed, not_intact, read_manifest
 from ortgpt.bundle.manifest import sealed_text
 from ortgpt.contract import File
@@ -19,12 +18,20 @@ def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
     """Write size and sha256 of generation_config.json into the manifest; return the names of files that had changed.
 
     Every other file was verified when it was exported, so a change of one is damage. Raises BundleError for that, for
-    a listed file that is missing, for a manifest that is a link, which a written file would replace, and for a
-    generation_config.json that could not be used.
+    a listed file that is missing, for a manifest that is a link, which a written file would replace, for a
+    generation_config.json that could not be used, and while another process seals the bundle.
     """
     if built_in_bundle(path) is not None:
         raise BundleError(f"{os.fspath(path)} is part of ortgpt, and not to be edited; copy its folder and seal that")
     folder = Path(path)
+    read_manifest(folder)  # says what is wrong with a path that is no bundle
+    with locked_folder(folder) as locked:
+        if not locked:
+            raise BundleError(f"{folder} is being sealed by another process; run this again when that has ended")
+        return _seal(folder)
+
+
+def _seal(folder: Path) -> list[str]:
     values, manifest = read_manifest(folder)
     path = folder / File.MANIFEST
     if path.is_symlink():
@@ -46,14 +53,5 @@ def seal_bundle(path: str | os.PathLike[str]) -> list[str]:
         read_generation_config(read_json_object(defaults), ())
     except OptionError as error:
         raise BundleError(f"{defaults}: {error}") from None
-    partial = folder / f".{File.MANIFEST}.{secrets.token_hex(4)}.partial"
-    try:
-        with (
-            naming(folder),
-            partial.open("x", encoding="utf-8") as file,
-        ):  # never follows a link that somebody put there
-            file.write(sealed_text(values, files))
-        os.replace(partial, folder / File.MANIFEST)
-    finally:
-        partial.unlink(missing_ok=True)
+    replace_file(path, sealed_text(values, files))
     return changed

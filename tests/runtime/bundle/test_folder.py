@@ -6,7 +6,10 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ import pytest
 import ortgpt
 from ortgpt import BundleError, BundleNotFoundError, EngineError
 from ortgpt.bundle.external_data import external_files
+from ortgpt.bundle.files import locked_folder
 from ortgpt.bundle.folder import open_bundle, sha256_of
 from ortgpt.cli.report import info_lines
 from ortgpt.contract import File
@@ -119,6 +123,7 @@ def open_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are those of POSIX")
 def test_what_may_not_be_read_is_named(small_bundle: Path, open_folder: Path) -> None:
     path = Path(shutil.copytree(small_bundle, open_folder / "bundle"))
     path.chmod(0o755)
@@ -147,6 +152,7 @@ def test_what_may_not_be_read_is_named(small_bundle: Path, open_folder: Path) ->
         open_bundle(path)
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are those of POSIX")
 def test_a_folder_that_may_not_be_written_serves(small_bundle: Path, open_folder: Path) -> None:
     path = Path(shutil.copytree(small_bundle, open_folder / "bundle"))
     for each in path.iterdir():
@@ -371,6 +377,43 @@ def test_generation_defaults_that_are_not_accepted_are_the_bundles_fault(bundle:
         ortgpt.load(bundle)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="folders have no locks there")
+def test_a_second_seal_says_that_another_process_seals(bundle: Path) -> None:
+    (bundle / "generation_config.json").write_text('{"temperature": 0.5}', encoding="utf-8")
+    before = (bundle / "ortgpt.json").read_bytes()
+    with locked_folder(bundle) as locked:  # as seal_bundle() holds it
+        assert locked
+        command = [sys.executable, "-m", "ortgpt", "seal", str(bundle)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = f"Error: {bundle} is being sealed by another process; run this again when that has ended\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert (bundle / "ortgpt.json").read_bytes() == before
+    assert seal_bundle(bundle) == ["generation_config.json"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names what reaches the disk by /proc")
+def test_a_new_manifest_reaches_the_disk_and_its_name_after_it(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bundle / "generation_config.json").write_text('{"temperature": 0.5}', encoding="utf-8")
+    before = (bundle / "ortgpt.json").read_bytes()
+    synced: list[tuple[str, bool]] = []
+
+    def sync(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        synced.append((re.sub("[0-9a-f]{8}", "*", name), (bundle / "ortgpt.json").read_bytes() == before))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    seal_bundle(bundle)
+    assert synced == [(".ortgpt.json.*.partial", True), (bundle.name, False)]
+
+
+def test_names_that_windows_reads_as_another_drive_or_stream_are_refused(bundle: Path) -> None:
+    for name in ("C:model.onnx", "model.onnx:x"):
+        entry = {name: {"size": 1, "sha256": "0" * 64}}
+        reseal(bundle, lambda manifest: manifest["files"].update(entry), read=False)  # noqa: B023  # called at once
+        with pytest.raises(BundleError, match=rf"lists '{name}', which is not a plain file name"):
+            open_bundle(bundle)
+
+
 def test_sealing_keeps_what_a_newer_version_wrote(bundle: Path) -> None:
     def change(manifest: dict[str, Any]) -> None:
         manifest["format"]["minor"] = 7
@@ -432,7 +475,7 @@ def test_sealing_takes_no_damage_for_an_edit(bundle: Path) -> None:
     assert (bundle / "ortgpt.json").read_bytes() == manifest
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
+@pytest.mark.parametrize("make", [getattr(os, "mkfifo", os.mkdir), os.mkdir, lambda path: path.symlink_to(path)])
 def test_what_is_no_file_is_not_called_missing(bundle: Path, make: Callable[[Path], None]) -> None:
     (bundle / "vocab.json").unlink()
     make(bundle / "vocab.json")

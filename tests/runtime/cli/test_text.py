@@ -262,6 +262,7 @@ def test_chat(small_bundle: Path, small: ortgpt.Generator, tmp_path: Path) -> No
     assert long.stdout.splitlines()[-1].startswith("a")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there, a program cannot send Ctrl-C to one process alone")
 @pytest.mark.parametrize("prompt", [["a"], ["--input"]])
 def test_ctrl_c_ends_in_one_line(small_bundle: Path, tmp_path: Path, prompt: list[str]) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

@@ -1,0 +1,18 @@
+"""PyInstaller's hook: what an app with the runtime needs besides modules. Runs while the app is built.
+
+The exporter stays out unless the app imports it: it would bring torch. PyInstaller finds modules that functions import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from importlib.metadata import PackageNotFoundError
+
+from PyInstaller.utils.hooks import collect_data_files, copy_metadata
+
+# The built-in bundles: `austen`, and the one of doctor's self-test.
+datas = collect_data_files("ortgpt", subdir="builtin")
+# llguidance reads its own version; doctor reads those of all, and the command line the list of its commands.
+for name in ("ortgpt", "numpy", "tiktoken", "click", "llguidance", "onnxruntime", "onnxruntime-gpu"):
+    with contextlib.suppress(PackageNotFoundError):  # of the two wheels, one is there; llguidance is an extra
+        datas += copy_metadata(name)
