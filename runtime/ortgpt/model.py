@@ -177,10 +177,8 @@ def _read_tokenizer(bundle: Bundle, verify: str) -> Tokenizer:
     try:
         return Tokenizer.load(bundle.path)
     except BundleError:
-        if verify == "sha256":
-            bundle.verify_hashes(
-                (File.VOCAB, File.MERGES)
-            )  # a damaged file is the better reason; the large ones can wait
+        if verify == "sha256":  # a damaged file is the better reason, and these two are read in no time
+            bundle.verify_hashes((File.VOCAB, File.MERGES))
         raise
 
 

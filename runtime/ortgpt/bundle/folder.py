@@ -38,9 +38,10 @@ class Bundle:
     places: Mapping[str, Place] = field(default_factory=dict, compare=False, repr=False)
     """Where each file was when the bundle was opened; empty for one that is still being written."""
 
-    def check_same(self) -> None:
-        """Raise BundleError if a file is no longer the one that was there when the bundle was opened."""
-        check_same(self.path, self.places)
+    def check_same(self, names: Iterable[str] | None = None) -> None:
+        """Raise BundleError if a named file, by default any, changed after the bundle was opened."""
+        wanted = self.places.keys() if names is None else set(names)
+        check_same(self.path, {name: place for name, place in self.places.items() if name in wanted})
 
     def verify_hashes(self, names: Iterable[str] | None = None, *, stop: threading.Event | None = None) -> None:
         """Read the named files, by default all. Raises BundleError that names each whose sha256 is not the manifest's.

@@ -59,7 +59,11 @@ def find_files(folder: Path, names: Iterable[str]) -> tuple[dict[str, Place], di
 def check_same(folder: Path, places: Mapping[str, Place]) -> None:
     """Raise BundleError if another file took the place of one, as when a link was set to a newer version."""
     for name, place in places.items():
-        if _find(folder, name) != place:
+        try:
+            found = _find(folder, name)
+        except BundleError as error:
+            raise BundleError(f"{folder}: {error}") from None
+        if found != place:
             raise BundleError(f"{folder / name} changed after the bundle was opened; load it again")
 
 

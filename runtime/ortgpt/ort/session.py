@@ -150,7 +150,8 @@ def _plan(
 
     def open_() -> Session:
         path = bundle.path / graph.file
-        unlisted = external_files(path) - bundle.manifest.files.keys()
+        weights = external_files(path)
+        unlisted = weights - bundle.manifest.files.keys()
         if unlisted:
             raise BundleError(
                 f"{path} reads weights from {list_names(sorted(unlisted))}, which the manifest does not list"
@@ -158,7 +159,7 @@ def _plan(
         options.intra_op_num_threads = pool = _pool_size(threads, count)
         with native_call:
             handle = _open_cpu(ort, path, options) if device.is_cpu else _open_gpu(ort, path, options, device)
-        bundle.check_same()
+        bundle.check_same({graph.file, *weights})
         _check_tensors(bundle, graph, handle)
         return Session(handle, ort, graph, device, pool)
 
