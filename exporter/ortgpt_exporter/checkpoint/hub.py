@@ -24,7 +24,7 @@ from ortgpt_exporter.checkpoint.special_tokens import SPECIAL_TOKENS_MAP
 from ortgpt_exporter.checkpoint.tokenizer_names import ADDED_TOKENS, MERGES_NAMES, OTHER_NAMES, VOCAB_NAMES
 from ortgpt_exporter.errors import ExportError
 from ortgpt_models.errors import ModelError
-from ortgpt_models.hf_checkpoint import CONFIG_FILE, WEIGHTS_SOURCES
+from ortgpt_models.hf_checkpoint import CONFIG_FILE, WEIGHTS_SOURCES, how_to_convert
 from ortgpt_models.progress import OnProgress, Progress
 from ortgpt_models.tensor_files import INDEX_SUFFIX, read_weight_map
 
@@ -246,7 +246,9 @@ def _choose(names: Collection[str], part: Part, place: str) -> list[str]:
         missing.append(" or ".join(part.one_of))
     if missing or source is None:
         others = ", ".join(sorted(name for name in names if "/" not in name and not name.startswith("."))[:12])
-        raise ExportError(f"{place} has no {', no '.join(missing)} (found: {others or 'nothing'})")
+        found = f"{place} has no {', no '.join(missing)} (found: {others or 'nothing'})"
+        wants_weights = part.one_of == WEIGHTS_SOURCES and source is None
+        raise ExportError(f"{found}; {how_to_convert(sorted(names))}" if wants_weights else found)
     return [*(name for name in (*part.required, *part.optional) if name in names and name != source), source]
 
 
