@@ -14,18 +14,19 @@ VOCAB_NAMES = (File.VOCAB, "encoder.json")
 MERGES_NAMES = (File.MERGES, "vocab.bpe")
 
 _WHOLE = "a tokenizer in one file; to use it, name the file (--tokenizer {folder}/{name})"
-_SENTENCEPIECE = "a SentencePiece model, which cannot be used"
+_UNUSABLE = "which cannot be used"
 # Patterns of the names that other tokenizers have, and what a message says of them.
 _OTHER_KINDS = {
-    "vocab.txt": "a WordPiece vocabulary, as BERT and many Chinese models have it, which cannot be used",
-    "*.tiktoken": "ranks of tiktoken, which cannot be used",
-    "*.model": _SENTENCEPIECE,
+    "vocab.txt": f"a WordPiece vocabulary, as BERT and many Chinese models have it, {_UNUSABLE}",
+    "*.tiktoken": f"ranks of tiktoken, {_UNUSABLE}",
+    "tokenizer.model": f"a SentencePiece model, or one of tiktoken, {_UNUSABLE}",
+    "*.model": f"a SentencePiece model, {_UNUSABLE}",
     "tokenizer_config.json": "",
     "*tokenizer*.json": _WHOLE,
     "*vocab.json": f"a vocabulary, to be renamed to {File.VOCAB}",
     "*merges.txt": f"merges, to be renamed to {File.MERGES}",
     "merges.json": f"merges as JSON, to be written to {File.MERGES} as one pair a line with a space between its parts",
-    "meta.pkl": "the characters of a nanoGPT model, which cannot be used",
+    "meta.pkl": f"the characters of a nanoGPT model, {_UNUSABLE}",
 }
 # Those that are fetched from a hub, so that the message about a missing tokenizer can name them.
 OTHER_NAMES = ("vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "aitextgen.tokenizer.json")
