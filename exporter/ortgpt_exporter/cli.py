@@ -102,7 +102,11 @@ def _shared_options(command: Any) -> Any:
 )
 @click.option("--bos-token-id", type=int, metavar="ID", help="Token that begins a text. [default: CHECKPOINT's]")
 @click.option(
-    "--eos-token-id", type=int, metavar="ID", multiple=True, help="Token that ends a text. [default: CHECKPOINT's]"
+    "--eos-token-id",
+    type=int,
+    metavar="ID",
+    multiple=True,
+    help="Token that ends a text; repeat it for several. [default: CHECKPOINT's]",
 )
 @_shared_options
 def export(

@@ -176,5 +176,5 @@ def _not_taken_notes(name: str, values: Mapping[str, Any]) -> Iterator[str]:
     if ignored:
         yield (
             f"{name} has settings that are no defaults of a bundle: {listed(ignored)}; give those that ortgpt has with "
-            "each call (docs/options.md lists them)"
+            "each call (`ortgpt generate --help` lists them)"
         )

@@ -250,8 +250,8 @@ def _mask_notes(gpt: GPT, files: TokenizerFiles) -> list[str]:
     if rows == ids:
         return []
     return [
-        f"the model has {rows:,} rows and the tokenizer {ids:,} ids; the {rows - ids:,} rows from {ids} on have no "
-        "token, and are never picked"
+        f"the model has {rows:,} rows and the tokenizer {ids:,} ids; the rows without a token, {rows - ids:,} from id "
+        f"{ids} on, are never picked"
     ]
 
 

@@ -254,7 +254,7 @@ def test_a_nanogpt_file_takes_a_tokenizer_and_its_end_of_text(folder: Path, tmp_
     assert (loaded.gpt.config.vocab_size, loaded.tokenizer_files.tokenizer.vocab_size) == (304, 300)
     read = "ckpt.pt was read with weights_only=True, and as it does not state its activation, with "
     masked = (
-        "the model has 304 rows and the tokenizer 300 ids; the 4 rows from 300 on have no token, and are never picked"
+        "the model has 304 rows and the tokenizer 300 ids; the rows without a token, 4 from id 300 on, are never picked"
     )
     assert loaded.notes == (f"{read}gelu", masked)
     tanh = load(path, tokenizer=folder, activation="gelu_new")
