@@ -139,8 +139,8 @@ def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
     if adapter is not None:
         merge_adapter(gpt, adapter.path)
         weights.append(adapter_file(adapter.path))
-    notes = (note for each in (place, tokens, adapter) if each for note in each.notes)
-    notes = (*notes, *_weight_notes(place, weights, gpt), *files.notes, *_mask_notes(gpt, files), *defaults.notes)
+    notes = [note for each in (place, tokens, adapter) if each for note in each.notes]
+    notes += [*_weight_notes(place, weights, gpt), *files.notes, *_mask_notes(gpt, files), *defaults.notes]
     return Checkpoint(
         gpt=gpt,
         tokenizer_files=files,

@@ -189,7 +189,7 @@ def test_ids_that_are_named_have_to_have_a_token(folder: Path) -> None:
         read_generation_defaults(folder, SPECIAL, 300, bos_token_id=300)
     for ids in ({"eos_token_id": -1}, {"eos_token_id": "0"}, {"bos_token_id": -1}, {"bos_token_id": 1.5}):
         with pytest.raises(OptionError, match=r"_token_id = .* \(accepted: "):
-            CheckpointSource(folder, **ids)  # type: ignore[arg-type]  # the wrong types on purpose
+            CheckpointSource(folder, **ids)
 
 
 def test_a_bundle_without_a_start_says_what_is_missing(folder: Path) -> None:

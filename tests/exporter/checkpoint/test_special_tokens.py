@@ -50,7 +50,7 @@ def write_folder(folder: Path, files: dict[str, Any], *, whole: bool, without_en
     return folder
 
 
-DECLARATIONS = {
+DECLARATIONS: dict[str, dict[str, Any]] = {
     "map": {MAP: START_AND_PAD},
     "config": {CONFIG: START_AND_PAD},
     "both files": {MAP: START_AND_PAD, CONFIG: {"pad_token": "<p>", "sep_token": "<s>"}},
