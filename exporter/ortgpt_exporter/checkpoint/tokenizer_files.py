@@ -23,6 +23,7 @@ from ortgpt_exporter.checkpoint.tokenizer_json import as_object, read_tokenizer_
 from ortgpt_exporter.checkpoint.tokenizer_names import ADDED_TOKENS, MERGES_NAMES, VOCAB_NAMES, describe_others
 from ortgpt_exporter.errors import ExportError
 from ortgpt_models.files import file_is_there
+from ortgpt_models.files import read_json_object as read_config
 
 # Flags of an added token that depend on the text beside it.
 _FLAGS = ("lstrip", "rstrip", "single_word")
@@ -146,9 +147,11 @@ def _declared(path: Path, config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the special tokens that the files of a folder declare; a tokenizer in one file has no such files."""
     if path.is_file():
         return []
-    class_name = config.get("tokenizer_class") or _optional_object(path / File.CONFIG).get("tokenizer_class") or ""
+    class_name = config.get("tokenizer_class")
+    if not class_name and file_is_there(path / File.CONFIG):
+        class_name = read_config(path / File.CONFIG, "a Hugging Face GPT-2 folder").get("tokenizer_class")
     try:
-        return declared_tokens(config, _optional_object(path / SPECIAL_TOKENS_MAP), str(class_name))
+        return declared_tokens(config, _optional_object(path / SPECIAL_TOKENS_MAP), str(class_name or ""))
     except ExportError as error:
         raise ExportError(f"{path}: {error}") from None
 
