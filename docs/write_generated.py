@@ -93,7 +93,7 @@ def options_page() -> str:
         (
             f"`{name}`",
             names((option.flag or "").split(", ")) or "Python only",
-            "yes" if option.from_bundle else "",
+            ("yes" + (f", as `{option.bundle_key}`" if option.bundle_key else "")) if option.from_bundle else "",
             names(option.elsewhere),
         )
         for name, option in options.items()

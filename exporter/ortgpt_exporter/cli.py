@@ -90,7 +90,7 @@ def _shared_options(command: Any) -> Any:
 @click.option(
     "--tokenizer",
     metavar="PATH|ID",
-    help="Folder or hub id to take the tokenizer from. [default: CHECKPOINT, unless it is a file]",
+    help="Folder, tokenizer.json or hub id to take the tokenizer from. [default: CHECKPOINT, unless it is a file]",
 )
 @click.option("--adapter", metavar="PATH|ID", help="Folder or hub id of a PEFT adapter to merge into the weights.")
 @click.option("--revision", help="Branch, tag or commit of the hub id. [default: main]")
@@ -100,15 +100,20 @@ def _shared_options(command: Any) -> Any:
     help="Activation of a nanoGPT file, which does not state it; gelu_new if it was trained before mid-2023. "
     "[default: gelu]",
 )
+@click.option("--bos-token-id", type=int, metavar="ID", help="Token that begins a text. [default: CHECKPOINT's]")
+@click.option(
+    "--eos-token-id",
+    type=int,
+    metavar="ID",
+    multiple=True,
+    help="Token that ends a text; repeat it for several. [default: CHECKPOINT's]",
+)
 @_shared_options
 def export(
     checkpoint: str,
     out: Path,
     dtype: str | None,
-    tokenizer: str | None,
-    adapter: str | None,
-    revision: str | None,
-    activation: str | None,
+    eos_token_id: tuple[int, ...],
     **options: Any,
 ) -> None:
     """Export CHECKPOINT to a bundle, and compare the bundle with PyTorch.
@@ -120,8 +125,9 @@ def export(
         from ortgpt_exporter.checkpoint.load import CheckpointSource
         from ortgpt_exporter.export import export_bundle
 
+        names = ("tokenizer", "adapter", "revision", "activation", "bos_token_id")
         source = CheckpointSource(
-            checkpoint, tokenizer=tokenizer, adapter=adapter, revision=revision, activation=activation
+            checkpoint, eos_token_id=eos_token_id or None, **{name: options.pop(name) for name in names}
         )
         quantization = _quantization(dtype, {name: options.pop(name) for name in _QUANTIZATION})
         with _bar("export") as bar:

@@ -102,7 +102,8 @@ class GPTConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> GPTConfig:
         """Read a parsed config.json; keys that do not change the network are ignored.
 
-        Raises ModelError naming every key whose value `GPT` does not implement.
+        Of several ids that end a text the first is taken; a negative id, which some use for none, becomes None. Raises
+        ModelError naming every key whose value `GPT` does not implement.
         """
         faults = [
             f"{key} = {values[key]!r} (accepted: {' or '.join(map(repr, allowed))})"
@@ -118,7 +119,8 @@ class GPTConfig:
         if twice:
             pairs = "; ".join(f"{key} = {plain[key]!r} and {aliased[key]!r}" for key in twice)
             raise ModelError(f"a GPT-2 configuration with two values for one size: {pairs}")
-        return cls(**(aliased | plain))
+        special = {key: _token_id(plain[key]) for key in ("bos_token_id", "eos_token_id") if key in plain}
+        return cls(**(aliased | plain | special))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of the config.json from which `transformers` builds this network."""
@@ -148,6 +150,14 @@ class GPTConfig:
         if not faults and self.n_embd % self.n_head:
             faults.append(f"n_embd = {self.n_embd} with n_head = {self.n_head} (accepted: n_embd a multiple of n_head)")
         return faults
+
+
+def _token_id(value: Any) -> Any:
+    """Return the first id of a list; None for a negative id, and for a list without any other."""
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+        return value
+    return next((each for each in ids if each >= 0), None)
 
 
 def _is_int(value: object, least: int) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -27,7 +29,20 @@ WEIGHTS_SOURCES = (
 )
 
 _PREFIX = "transformer."
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".ckpt", ".gguf")
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".ckpt", ".gguf", ".index")
+# How weights of other programs become the expected files, by a pattern of their names.
+_CONVERSIONS = {
+    "*.ckpt.index": "TensorFlow's, as OpenAI published GPT-2 (on the hub: openai-community/gpt2, gpt2-medium, "
+    "gpt2-large and gpt2-xl): transformers 4.46 with TensorFlow converts them by `python -m "
+    "transformers.models.gpt2.convert_gpt2_original_tf_checkpoint_to_pytorch --gpt2_checkpoint_path FOLDER "
+    "--gpt2_config_file CONFIG --pytorch_dump_folder_path OUT`, where CONFIG is a config.json of that size",
+    "tf_model*.h5": "TensorFlow's: transformers 4 with TensorFlow converts them by "
+    "`GPT2LMHeadModel.from_pretrained(FOLDER, from_tf=True).save_pretrained(OUT)`",
+    "flax_model*.msgpack": "Flax's: transformers 4 with Flax converts them by "
+    "`GPT2LMHeadModel.from_pretrained(FOLDER, from_flax=True).save_pretrained(OUT)`",
+    "*.gguf": "llama.cpp's: `AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME).save_pretrained(OUT)` of "
+    "transformers converts them",
+}
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -47,6 +62,8 @@ def load_gpt(folder: Path) -> GPT:
     holds NaN or infinity; or a stored head that differs from the token embedding.
     """
     folder = Path(folder)
+    if folder.is_dir() and not file_is_there(folder / CONFIG_FILE):
+        _refuse_other_weights(folder)
     values = read_json_object(folder / CONFIG_FILE, "a Hugging Face GPT-2 folder")
     config = GPTConfig.from_dict(values)
     source = _find_source(folder)
@@ -82,5 +99,21 @@ def _find_source(folder: Path) -> Path:
     others = sorted(path.name for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES)
     raise ModelError(
         f"no {', '.join(WEIGHTS_SOURCES[:-1])} or {WEIGHTS_SOURCES[-1]} in {folder} "
-        f"(weights found: {', '.join(others) or 'none'}); save_pretrained of `transformers` writes the expected files"
+        f"(weights found: {', '.join(others) or 'none'}); {how_to_convert(others)}"
     )
+
+
+def how_to_convert(names: Iterable[str]) -> str:
+    """Return how the weights in files of these names become those that load_gpt reads."""
+    for name in names:
+        for pattern, how in _CONVERSIONS.items():
+            if fnmatchcase(name, pattern):
+                return f"{name} is {how}"
+    return "save_pretrained of `transformers` writes the expected files"
+
+
+def _refuse_other_weights(folder: Path) -> None:
+    """Raise ModelError for a folder without a configuration that has OpenAI's own checkpoint."""
+    found = sorted(path.name for path in folder.glob("*.ckpt.index"))
+    if found:
+        raise ModelError(f"no {CONFIG_FILE} in {folder}; {how_to_convert(found)}")

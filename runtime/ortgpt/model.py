@@ -102,7 +102,11 @@ class LoadedModel:
             return config.bos_token_id
         if config.eos_token_ids:
             return config.eos_token_ids[0]
-        raise PromptError("the model has no end-of-text token to start from; give a prompt of at least one token")
+        raise PromptError(
+            "the model has no token to start a text from, which an empty prompt and a score need (bos_token_id or "
+            f"eos_token_id in its {File.CONFIG}); give a prompt of at least one token, or export the model again with "
+            "--bos-token-id"
+        )
 
     def prompt_ids(self, prompt: Prompt, name: str = "prompt") -> list[int]:
         """Return the ids of a prompt. Raises PromptError, which names it, for anything else and for unknown ids."""

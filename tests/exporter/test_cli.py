@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from ortgpt.ort.package import install_hint
 from ortgpt_exporter.cli import export, one_line_errors, quantize, train
 from ortgpt_exporter.quantization.request import Quantization
 from ortgpt_models.training_config import TrainingConfig
+from support import write_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -80,3 +82,28 @@ def test_each_setting_of_a_training_has_a_flag_with_its_default() -> None:
             assert setting.default is False
         else:
             assert option.default == setting.default
+
+
+def test_export_takes_the_special_ids(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "model", vocab_size=302, bos_token_id=50256, eos_token_id=50256)
+    (checkpoint / "special_tokens_map.json").write_text('{"pad_token": "<|pad|>"}')
+    command = [sys.executable, "-m", "ortgpt", "export", str(checkpoint), "-o"]
+    plain = subprocess.run([*command, tmp_path / "plain"], capture_output=True, text=True, check=True)
+    notes = [line for line in plain.stderr.splitlines() if line.startswith("Note: ")]
+    begins = (
+        "Note: special tokens that have no id",
+        "Note: the model has 302 rows",
+        "Note: eos_token_id = 50256; bos_",
+    )
+    assert [note.startswith(begin) for note, begin in zip(notes, begins, strict=True)] == [True] * 3
+    assert "1 from id 301 on, are never picked" in notes[1]
+    ids = ["--eos-token-id", "0", "--eos-token-id", "7", "--bos-token-id", "3"]
+    given = subprocess.run([*command, tmp_path / "given", *ids], capture_output=True, text=True, check=True)
+    assert "eos_token_id" not in given.stderr
+    values = json.loads((tmp_path / "given" / "generation_config.json").read_text())
+    assert (values["bos_token_id"], values["eos_token_id"]) == (3, [0, 7])
+    config = json.loads((tmp_path / "given" / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"]) == (3, 0)
+    wrong = subprocess.run([*command, tmp_path / "wrong", "--eos-token-id", "301"], capture_output=True, text=True)
+    assert wrong.returncode == 1
+    assert wrong.stderr == "Error: eos_token_id = 301: not in the tokenizer (accepted: 0 to 300)\n"

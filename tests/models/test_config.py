@@ -77,7 +77,9 @@ def test_config_survives_a_round_trip() -> None:
         ("layer_norm_epsilon", float("nan")),
         ("resid_pdrop", 1.5),
         ("scale_attn_weights", 1),
-        ("eos_token_id", -1),
+        ("eos_token_id", [0, 1.5]),
+        ("eos_token_id", "0"),
+        ("bos_token_id", True),
     ],
 )
 def test_unsupported_values_are_refused_by_name(key: str, value: Any) -> None:
@@ -109,3 +111,10 @@ def test_all_faults_come_in_one_message() -> None:
 def test_attention_scale(weights: bool, inverse: bool, expected: float) -> None:
     config = GPTConfig(scale_attn_weights=weights, scale_attn_by_inverse_layer_idx=inverse)
     assert config.attention_scale(3) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "token_id"), [(7, 7), (None, None), (-1, None), ([5, 7], 5), ([-1, 7], 7), ([], None)]
+)
+def test_of_several_special_ids_the_first_is_taken_and_a_negative_one_is_none(value: Any, token_id: int | None) -> None:
+    assert GPTConfig.from_dict({"eos_token_id": value}).eos_token_id == token_id

@@ -127,6 +127,33 @@ def test_missing_and_damaged_files(folder: Path, tmp_path: Path) -> None:
             load_gpt(folder)
 
 
+@pytest.mark.parametrize(
+    ("names", "config", "how"),
+    [
+        (["model.ckpt.index", "hparams.json"], False, r"no config\.json in .*; model\.ckpt\.index is TensorFlow's"),
+        (
+            ["model.ckpt.index", "hparams.json"],
+            True,
+            r"\(weights found: model\.ckpt\.index\); .*--gpt2_checkpoint_path",
+        ),
+        (["tf_model.h5"], True, r"found: tf_model\.h5\); tf_model\.h5 is TensorFlow's: .*from_tf=True"),
+        (["flax_model.msgpack"], True, r"flax_model\.msgpack is Flax's: .*from_flax=True"),
+        (["gpt2-q8.gguf"], True, r"gpt2-q8\.gguf is llama\.cpp's: .*gguf_file=NAME"),
+        (["other.pt"], True, r"found: other\.pt\); save_pretrained of `transformers` writes the expected files"),
+    ],
+)
+def test_weights_of_other_programs_say_how_to_convert_them(
+    folder: Path, names: list[str], config: bool, how: str
+) -> None:
+    (folder / "model.safetensors").unlink()
+    if not config:
+        (folder / "config.json").unlink()
+    for name in names:
+        (folder / name).write_bytes(b"")
+    with pytest.raises(ModelError, match=how):
+        load_gpt(folder)
+
+
 def write_bin(folder: Path, change: Any = lambda state: state, *, legacy: bool = False) -> dict[str, Tensor]:
     """Store the tensors of a checkpoint, changed, as pytorch_model.bin in the place of its safetensors file."""
     path = folder / "model.safetensors"

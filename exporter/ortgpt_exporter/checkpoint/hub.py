@@ -19,10 +19,11 @@ from typing import Any
 
 from ortgpt.contract import File
 from ortgpt_exporter.checkpoint.lora import ADAPTER_CONFIG_FILE, ADAPTER_FILES
-from ortgpt_exporter.checkpoint.tokenizer_files import ADDED_TOKENS_JSON
+from ortgpt_exporter.checkpoint.special_tokens import SPECIAL_TOKENS_MAP
+from ortgpt_exporter.checkpoint.tokenizer_names import ADDED_TOKENS, MERGES_NAMES, OTHER_NAMES, VOCAB_NAMES
 from ortgpt_exporter.errors import ExportError
 from ortgpt_models.errors import ModelError
-from ortgpt_models.hf_checkpoint import CONFIG_FILE, WEIGHTS_SOURCES
+from ortgpt_models.hf_checkpoint import CONFIG_FILE, WEIGHTS_SOURCES, how_to_convert
 from ortgpt_models.progress import OnProgress, Progress
 from ortgpt_models.quiet import quiet_warnings
 from ortgpt_models.tensor_files import INDEX_SUFFIX, read_weight_map
@@ -52,8 +53,16 @@ class Part:
 
 
 TOKENIZER = Part(
-    one_of=(File.VOCAB, File.TOKENIZER),
-    optional=(File.VOCAB, File.MERGES, File.TOKENIZER, ADDED_TOKENS_JSON, File.TOKENIZER_CONFIG),
+    one_of=(File.VOCAB, File.TOKENIZER, VOCAB_NAMES[1], *OTHER_NAMES),
+    optional=(
+        *VOCAB_NAMES,
+        *MERGES_NAMES,
+        File.TOKENIZER,
+        ADDED_TOKENS,
+        SPECIAL_TOKENS_MAP,
+        File.TOKENIZER_CONFIG,
+        *OTHER_NAMES,
+    ),
 )
 CHECKPOINT = Part(
     required=(CONFIG_FILE,),
@@ -220,7 +229,8 @@ def _cached(repo_id: str, revision: str | None, part: Part, *, whole: bool = Fal
         source = _choose(names, part, place)[-1]
         if source.endswith(INDEX_SUFFIX):
             _shards(folder / source, names, place)
-        has_tokenizer = {File.VOCAB, File.MERGES} <= names or File.TOKENIZER in names
+        has_pair = names & {*VOCAB_NAMES} and names & {*MERGES_NAMES}
+        has_tokenizer = has_pair or File.TOKENIZER in names
         if whole and File.MERGES in part.optional and not has_tokenizer:
             raise ExportError(f"{place} has no tokenizer")
     except ExportError as error:
@@ -236,7 +246,9 @@ def _choose(names: Collection[str], part: Part, place: str) -> list[str]:
         missing.append(" or ".join(part.one_of))
     if missing or source is None:
         others = ", ".join(sorted(name for name in names if "/" not in name and not name.startswith("."))[:12])
-        raise ExportError(f"{place} has no {', no '.join(missing)} (found: {others or 'nothing'})")
+        found = f"{place} has no {', no '.join(missing)} (found: {others or 'nothing'})"
+        wants_weights = part.one_of == WEIGHTS_SOURCES and source is None
+        raise ExportError(f"{found}; {how_to_convert(sorted(names))}" if wants_weights else found)
     return [*(name for name in (*part.required, *part.optional) if name in names and name != source), source]
 
 

@@ -11,13 +11,12 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ortgpt.bundle.checked_json import read_json_object
 from ortgpt.bundle.folder import sha256_of
 from ortgpt.bundle.manifest import Source
-from ortgpt.contract import File
 from ortgpt.errors import OptionError
-from ortgpt.options.generation_config import read_generation_config
+from ortgpt.options.validation import integer, token_ids
 from ortgpt_exporter.checkpoint import hub
+from ortgpt_exporter.checkpoint.generation_defaults import GenerationDefaults, read_generation_defaults
 from ortgpt_exporter.checkpoint.lora import adapter_file, merge_adapter
 from ortgpt_exporter.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
 from ortgpt_exporter.errors import ExportError
@@ -34,28 +33,36 @@ END_OF_TEXT = "<|endoftext|>"
 _HUB_ID = "a hub id like openai-community/gpt2"
 _ACCEPTED = {
     hub.CHECKPOINT: f"a Hugging Face folder, a nanoGPT ckpt.pt, {_HUB_ID}, or one of: {', '.join(BUNDLED)}",
-    hub.TOKENIZER: f"a folder with the files of a tokenizer, {_HUB_ID}, or one of: {', '.join(BUNDLED)}",
+    hub.TOKENIZER: "a folder with the files of a tokenizer, a tokenizer.json of any name, "
+    f"{_HUB_ID}, or one of: {', '.join(BUNDLED)}",
     hub.ADAPTER: f"the folder of a PEFT adapter, or {_HUB_ID}",
 }
 
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """Say which checkpoint to load, and what to load with it."""
+    """Say which checkpoint to load, and what to load with it. Raises OptionError for a value of another kind."""
 
     name: str | Path
     """A Hugging Face folder, a nanoGPT file, a hub id (owner/name) or `austen`; a folder that exists wins."""
     _: KW_ONLY
     tokenizer: str | Path | None = None
-    """A folder or hub id to take the tokenizer from (default: the checkpoint's own). A nanoGPT file needs it."""
+    """A folder, a tokenizer.json of any name or a hub id to take the tokenizer from (default: the checkpoint's own). A
+    nanoGPT file needs it."""
     adapter: str | Path | None = None
     """A folder or hub id with a PEFT adapter to merge into the weights (needs the extra `lora`)."""
     revision: str | None = None
     """A branch, tag or commit hash of the hub id in `name` (default: its branch `main`)."""
     activation: str | None = None
     """The activation of a nanoGPT file, which does not state it: "gelu" (the default) or "gelu_new"."""
+    bos_token_id: int | None = None
+    """The id of the token that begins a text, in place of the checkpoint's."""
+    eos_token_id: int | Sequence[int] | None = None
+    """The id of the token that ends a text, or several, in place of the checkpoint's."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "bos_token_id", integer(0).read("bos_token_id", self.bos_token_id))
+        object.__setattr__(self, "eos_token_id", token_ids().read("eos_token_id", self.eos_token_id))
         for field in ("name", "tokenizer", "adapter"):
             value = getattr(self, field)
             if not isinstance(value, (str, os.PathLike)) and (field == "name" or value is not None):
@@ -71,7 +78,7 @@ class Checkpoint:
     tokenizer_files: TokenizerFiles
     """Its tokenizer."""
     generation_config: Mapping[str, Any]
-    """The generation defaults: the values of generation_config.json, or else the special ids of config.json."""
+    """The generation defaults: the values of generation_config.json, or else those of config.json."""
     source: Source
     """Where the checkpoint came from, as the manifest records it."""
     notes: tuple[str, ...] = ()
@@ -121,25 +128,41 @@ def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
     else:
         gpt = load_gpt(place.path)
         weights = weight_files(place.path)
-    files = read_tokenizer(tokens.path)
+    files = read_tokenizer(tokens.path, rows=gpt.config.vocab_size)
     if gpt.config.vocab_size < files.tokenizer.vocab_size:
         raise ExportError(
             f"{tokens.path}: the tokenizer has {files.tokenizer.vocab_size} ids, the model only "
             f"{gpt.config.vocab_size} rows; use the tokenizer that the model was trained with"
         )
-    if is_file:
-        end_of_text_id = files.vocab.get(END_OF_TEXT)
-        gpt.config = replace(gpt.config, bos_token_id=end_of_text_id, eos_token_id=end_of_text_id)
+    defaults = _defaults(place, source, gpt, files)
+    gpt.config = replace(gpt.config, bos_token_id=defaults.bos_token_id, eos_token_id=defaults.eos_token_id)
     if adapter is not None:
         merge_adapter(gpt, adapter.path)
         weights.append(adapter_file(adapter.path))
-    notes = (note for each in (place, tokens, adapter) if each for note in each.notes)
+    notes = [note for each in (place, tokens, adapter) if each for note in each.notes]
+    notes += [*_weight_notes(place, weights, gpt), *files.notes, *_mask_notes(gpt, files), *defaults.notes]
     return Checkpoint(
         gpt=gpt,
         tokenizer_files=files,
-        generation_config=_generation_config(place.path, gpt, files.tokenizer.vocab_size),
+        generation_config=defaults.values,
         source=_source(place, adapter, weights),
-        notes=tuple(dict.fromkeys((*notes, *_weight_notes(place, weights, gpt), *files.notes))),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _defaults(place: _Place, source: CheckpointSource, gpt: GPT, files: TokenizerFiles) -> GenerationDefaults:
+    """Return the generation defaults; a nanoGPT file, which has none, ends a text at the tokenizer's end-of-text."""
+    special = {"bos_token_id": gpt.config.bos_token_id, "eos_token_id": gpt.config.eos_token_id}
+    if place.path.is_file():
+        # The id of a token that was only just numbered means nothing to a network that never saw it.
+        special = dict.fromkeys(special, None if END_OF_TEXT in files.numbered else files.vocab.get(END_OF_TEXT))
+    ends = source.eos_token_id
+    return read_generation_defaults(
+        place.path,
+        special,
+        files.tokenizer.vocab_size,
+        bos_token_id=source.bos_token_id,
+        eos_token_ids=ends if isinstance(ends, Sequence) else [] if ends is None else [ends],
     )
 
 
@@ -173,7 +196,7 @@ def _locate(name: str | Path, part: hub.Part, on_progress: OnProgress, revision:
     path = find_folder(name)
     if not path.is_dir() and not path.is_file():
         raise ExportError(f"{path} is neither a folder nor a file (accepted: {_ACCEPTED[part]})")
-    if part is not hub.CHECKPOINT and not path.is_dir():
+    if not path.is_dir() and (part is hub.ADAPTER or (part is hub.TOKENIZER and path.suffix != ".json")):
         raise ExportError(f"{path} is a file (accepted: {_ACCEPTED[part]})")
     whole = path.resolve()
     return _Place(path, whole.name if path.is_dir() else f"{whole.parent.name}/{whole.name}")
@@ -221,23 +244,15 @@ def _weight_notes(place: _Place, weights: Sequence[Path], gpt: GPT) -> list[str]
     return notes
 
 
-def _generation_config(folder: Path, gpt: GPT, vocab_size: int) -> dict[str, Any]:
-    """Return the generation defaults. Raises ExportError for a value that the runtime would refuse."""
-    special = {"bos_token_id": gpt.config.bos_token_id, "eos_token_id": gpt.config.eos_token_id}
-    path = folder / File.GENERATION_CONFIG
-    values = read_json_object(path) if file_is_there(path) else special
-    try:
-        eos = read_generation_config(values, ()).eos_token_id
-    except OptionError as error:
-        raise ExportError(f"{path}: {error}") from None
-    ids = {*special.values(), *(eos if isinstance(eos, tuple) else ())} - {None}
-    outside = sorted(token_id for token_id in ids if token_id >= vocab_size)
-    if outside:
-        raise ExportError(
-            f"{folder}: bos_token_id or eos_token_id = {outside[0]} is not in the tokenizer (accepted: 0 to "
-            f"{vocab_size - 1}, or null); correct it in {CONFIG_FILE} and {File.GENERATION_CONFIG}"
-        )
-    return values
+def _mask_notes(gpt: GPT, files: TokenizerFiles) -> list[str]:
+    """Return how many rows of the model are masked, and why."""
+    rows, ids = gpt.config.vocab_size, files.tokenizer.vocab_size
+    if rows == ids:
+        return []
+    return [
+        f"the model has {rows:,} rows and the tokenizer {ids:,} ids; the rows without a token, {rows - ids:,} from id "
+        f"{ids} on, are never picked"
+    ]
 
 
 def _licence(folder: Path) -> str | None:

@@ -86,7 +86,8 @@ class GenerationOptions:
     )  # fmt: skip
     bad_words: str | Iterable[str | Sequence[int]] | None = option(
         words(), "Never write these texts, as the tokens they encode to, or these sequences of ids.",
-        Flag("--bad-words", "TEXT", repeatable=True), default=(), default_text="none", elsewhere=("bad_words_ids",),
+        Flag("--bad-words", "TEXT", repeatable=True), default=(), default_text="none",
+        from_bundle=True, bundle_key="bad_words_ids", elsewhere=("bad_words_ids",),
     )  # fmt: skip
     suppress_tokens: int | Iterable[int] | None = option(
         token_ids(), "Never pick these token ids.",

@@ -40,6 +40,8 @@ class Option:
     flags: tuple[Flag, ...]
     elsewhere: tuple[str, ...]
     """What other programs call it."""
+    bundle_key: str = ""
+    """Its key in a generation_config.json, where that is not its name."""
 
     @property
     def accepted(self) -> str:
@@ -59,8 +61,10 @@ def option(
     default: Any = None,
     default_text: str | None = None,
     from_bundle: bool = False,
+    bundle_key: str = "",
     elsewhere: tuple[str, ...] = (),
 ) -> Any:
     """Declare a field of GenerationOptions; unset, it is None."""
     text = default_text if default_text is not None else "" if default is None else str(default)
-    return field(default=None, metadata={"option": Option(rule, help, default, text, from_bundle, flags, elsewhere)})
+    declared = Option(rule, help, default, text, from_bundle, flags, elsewhere, bundle_key)
+    return field(default=None, metadata={"option": declared})

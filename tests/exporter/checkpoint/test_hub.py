@@ -36,10 +36,11 @@ NEEDED = {
     "merges.txt": b"#version: 0.2\n",
     "tokenizer.json": b'{"is": "tokenizer"}',
     "tokenizer_config.json": b'{"is": "tokenizer_config"}',
+    "special_tokens_map.json": b'{"is": "special_tokens_map"}',
 }
 OTHER = dict.fromkeys(
     (".gitattributes", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "onnx/model.onnx", "onnx/config.json",
-     "coreml/model.mlpackage", "training_args.bin", "64.tflite", "model.fp16.safetensors", "special_tokens_map.json"),
+     "coreml/model.mlpackage", "training_args.bin", "64.tflite", "model.fp16.safetensors"),
     b"not needed",
 )  # fmt: skip
 WEIGHTS = os.urandom(50_000)
@@ -101,7 +102,10 @@ def test_one_set_of_weights_is_downloaded(hub: Hub, weights: dict[str, bytes], w
 @pytest.mark.parametrize(
     ("part", "wanted"),
     [
-        (TOKENIZER, ["merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json"]),
+        (
+            TOKENIZER,
+            ["merges.txt", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.json"],
+        ),
         (ADAPTER, ["README.md", "adapter_config.json", "adapter_model.safetensors"]),
     ],
 )

@@ -16,7 +16,8 @@ from transformers import AddedToken, GPT2Tokenizer
 from ortgpt import BundleError
 from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter import ExportError
-from ortgpt_exporter.checkpoint.tokenizer_files import read_tokenizer, unreachable_merges
+from ortgpt_exporter.checkpoint.merge_check import unreachable_merges
+from ortgpt_exporter.checkpoint.tokenizer_files import read_tokenizer
 from support import TEXT, read_pairs, write_real_tokenizer, write_small_tokenizer
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
