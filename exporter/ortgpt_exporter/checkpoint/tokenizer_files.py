@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ortgpt.bundle.checked_json import read_json_object
+from ortgpt.bundle.files import read_text
 from ortgpt.contract import File
 from ortgpt.errors import listed, shown
 from ortgpt.text.bpe_files import MAX_IDS, check_ids, parse_merges, read_merges_text, read_vocab
@@ -89,7 +90,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
         texts[File.VOCAB] = json.dumps(whole, ensure_ascii=False)
     tokenizer = Tokenizer.from_vocab(whole, ["".join(pair) for pair in merges], source=source)
     _refuse_unlike(folder, tokenizer, whole, merges)
-    own = (folder / File.TOKENIZER).read_text(encoding="utf-8") if "model" in settings else None
+    own = read_text(folder / File.TOKENIZER) if "model" in settings else None
     notes = tuple(_notes(settings, config))
     return TokenizerFiles(texts=texts, vocab=whole, tokenizer=tokenizer, tokenizer_json=own, notes=notes)
 
@@ -98,7 +99,7 @@ def _read_pair(folder: Path) -> tuple[dict[str, int], list[Pair], dict[str, str]
     vocab = read_vocab(folder / File.VOCAB)
     merges_text = read_merges_text(folder / File.MERGES)
     merges = parse_merges(merges_text, source=str(folder / File.MERGES))
-    vocab_text = (folder / File.VOCAB).read_text(encoding="utf-8")
+    vocab_text = read_text(folder / File.VOCAB)
     return vocab, merges, {File.VOCAB: vocab_text, File.MERGES: merges_text}
 
 

@@ -1,7 +1,8 @@
-"""Read files that came from elsewhere, bounded in size; name the file if the operating system fails."""
+"""Read texts and files that came from elsewhere, bounded in size; name the file if the operating system fails."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import stat
@@ -10,6 +11,13 @@ from pathlib import Path
 
 from ortgpt.errors import BundleError
 
+# The byte-order marks of encodings that are not UTF-8; that of UTF-32 begins with that of UTF-16.
+_OTHER_MARKS = (
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
 MAX_SIZE_BYTES = 32 * 2**20  # of a file that is read whole; a vocabulary of a million tokens has fewer
 
 
@@ -35,8 +43,26 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
 
 
-def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """Return the text of a plain file of at most MAX_SIZE_BYTES. Raises BundleError."""
+def decode_text(data: bytes, name: str) -> str:
+    """Return UTF-8 bytes as text, without the byte-order mark at their beginning that some programs write.
+
+    Line ends, and the character U+FEFF elsewhere, stay as they are. Raises ValueError, which begins with `name`, for
+    bytes that are not UTF-8.
+    """
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        for mark, encoding in _OTHER_MARKS:
+            if data.startswith(mark):
+                raise ValueError(
+                    f"{name} is {encoding} text by its byte-order mark, not UTF-8; save it as UTF-8, or convert it: "
+                    f"iconv -f {encoding} -t UTF-8 OLD > NEW"
+                ) from None
+        raise ValueError(f"{name} is not UTF-8 text: {error}; convert it first") from None
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a plain UTF-8 file of at most MAX_SIZE_BYTES, each line end as \\n. Raises BundleError."""
     with reading(path):
         state = path.stat()
         if not stat.S_ISREG(state.st_mode):
@@ -44,6 +70,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         if state.st_size > MAX_SIZE_BYTES:
             raise BundleError(f"{path} has {state.st_size:,} bytes; at most {MAX_SIZE_BYTES:,} are read")
         try:
-            return path.read_text(encoding=encoding)
-        except UnicodeDecodeError as error:
-            raise BundleError(f"{path} is not UTF-8 text: {error}") from None
+            text = decode_text(path.read_bytes(), str(path))
+        except ValueError as error:
+            raise BundleError(str(error)) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
