@@ -107,24 +107,20 @@ class Request:
         self._check_context()
 
     def _check_context(self) -> None:
-        """Raise ContextLengthError, which says what would help, if a row does not fit."""
+        """Raise ContextLengthError, which names the prompt and says what would help, if one does not fit."""
         n_positions = self._engine.config.n_positions
-        options = self.sequences[0].options
-        try:
-            check_context([sequence.row for sequence in self.sequences], n_positions)
-        except ContextLengthError as error:
-            if self._cache is not None:
-                raise
-            helps = ['"slide", which drops tokens of the beginning']
-            most_new = max(sequence.row.max_new_tokens for sequence in self.sequences)
-            if options.context_overflow != "truncate" and most_new < n_positions:
-                helps.insert(0, '"truncate", which shortens the prompt')
-            raise ContextLengthError(f"{error}, or give context_overflow = {', or '.join(helps)}") from None
-        for sequence in self.sequences:
-            tokens = len(sequence.row.prompt_ids)
-            if sequence.options.echo and tokens > n_positions:
+        for place, group in enumerate(self._groups):
+            row, options = group[0].row, group[0].options  # as those of the prompt's other sequences
+            where = f"prompts[{place}]: " if len(self._groups) > 1 else ""
+            try:
+                check_context([row], n_positions)
+            except ContextLengthError as error:
+                helps = "" if self._cache is not None else _overflow_helps(options, row.max_new_tokens, n_positions)
+                raise ContextLengthError(f"{where}{error}{helps}") from None
+            tokens = len(row.prompt_ids)
+            if options.echo and tokens > n_positions:
                 raise ContextLengthError(
-                    f"echo = True needs a prompt that fits the context: {tokens} tokens, at most {n_positions}"
+                    f"{where}echo = True needs a prompt that fits the context: {tokens} tokens, at most {n_positions}"
                 )
 
     def _begin(self, prompt: PreparedPrompt) -> list[Continuation]:
@@ -189,8 +185,10 @@ class Request:
             yield from self._generate(batch)
 
     def pieces(self) -> Generator[Piece, None, None]:
-        """Generate, and yield the text of the only sequence as it comes."""
+        """Generate, and yield the text of the only sequence as it comes; its time runs from the first piece on."""
         (sequence,) = self.sequences
+        if sequence.options.timeout_s is not None:
+            sequence.row.deadline = time.perf_counter() + sequence.options.timeout_s
         for _ in self.run():
             piece = sequence.piece()
             if piece is not None:
@@ -288,6 +286,16 @@ class Request:
                 sequence.update()
             sequence.row.finish_reason = sequence.row.finish_reason or reason
         yield list(indices)
+
+
+def _overflow_helps(options: ResolvedOptions, new_tokens: int, n_positions: int) -> str:
+    """Return which context_overflow would let a prompt through, as the end of a message; nothing if none would."""
+    if options.num_beams > 1:
+        return ""
+    helps = ['"slide", which drops tokens of the beginning']
+    if options.context_overflow != "truncate" and new_tokens < n_positions:
+        helps.insert(0, '"truncate", which shortens the prompt')
+    return f", or give context_overflow = {', or '.join(helps)}"
 
 
 def check_stream(options: GenerationOptions) -> None:
