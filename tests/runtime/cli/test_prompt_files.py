@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from transformers import GPT2LMHeadModel
 
 import ortgpt
+from ortgpt import request
 from ortgpt.cli.main import main
 from ortgpt.options.generation_options import OPTIONS
 from ortgpt.options.names import is_like_an_option
@@ -211,7 +212,7 @@ def test_a_run_with_failures_and_an_assistant_continues(small_bundle: Path, tmp_
     target = tmp_path / "out.jsonl"
     schema = tmp_path / "schema.json"
     schema.write_text('{"enum": ["yes", "no"]}')
-    args = [
+    args: list[str | Path] = [
         sys.executable, "-m", "ortgpt", "generate", small_bundle, "--input", source, "--output", target,
         "--max-new-tokens", "4", "--assistant", small_bundle, "--logit-bias", "5=1", "--logit-bias", "6=-inf",
         "--stop", "zz", "--stop", "q", "--eos-token-id", "7", "--eos-token-id", "9",
@@ -233,7 +234,7 @@ def test_a_run_with_failures_and_an_assistant_continues(small_bundle: Path, tmp_
     assert (done.returncode, "from other prompts, options or weights" in done.stderr) == (2, True), changed
 
 
-def reversed_pairs(flags: list[Any]) -> list[Any]:
+def reversed_pairs(flags: list[str | Path]) -> list[str | Path]:
     """Return single flags and their values in another order, and those of a repeated flag in the same."""
     return [*flags[2:4], *flags[:2], *flags[4:]]
 
@@ -261,10 +262,8 @@ def test_logits_that_are_not_finite_fail_one_line_of_many(
 def test_a_long_file_is_prepared_as_it_is_written(
     small_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ortgpt.cli import prompt_files
-
     prepared: list[Any] = []
-    real, target = prompt_files.prepare_prompt, tmp_path / "out.jsonl"
+    real, target = request.prepare_prompt, tmp_path / "out.jsonl"
     sizes = []
 
     def noted(*args: Any) -> Any:
@@ -272,7 +271,7 @@ def test_a_long_file_is_prepared_as_it_is_written(
         sizes.append(target.stat().st_size if target.exists() else 0)
         return real(*args)
 
-    monkeypatch.setattr(prompt_files, "prepare_prompt", noted)
+    monkeypatch.setattr("ortgpt.cli.prompt_files.prepare_prompt", noted)
     source = write(tmp_path / "in.jsonl", *["a"] * 100)
     assert run("generate", small_bundle, "--input", source, "--output", target, "--max-new-tokens", "1").exit_code == 0
     assert len(prepared) == 100
