@@ -104,9 +104,8 @@ class _Run:
     def _values(self, line: _Line, completion: Completion) -> dict[str, Any]:
         values, prompt = completion_values(completion), line.asked.prompt
         if line.asked.echo:
-            values["text"] = (prompt if isinstance(prompt, str) else self._model.tokenizer.decode(prompt)) + values[
-                "text"
-            ]
+            begin = prompt if isinstance(prompt, str) else self._model.tokenizer.decode(prompt)
+            values["text"] = begin + completion.text
         return values
 
     def _continue(self, lines: Sequence[_Line]) -> list[list[Completion] | OrtGptError]:
@@ -117,14 +116,12 @@ class _Run:
         prepared = [line.prepared for line in lines if isinstance(line.prepared, PreparedPrompt)]
         try:
             completions = iter(self._complete(prepared))
-        except NonFiniteLogitsError as error:
-            if len(lines) == 1 and not self._strict:
-                return [error]
-            if self._strict:
-                raise error.at(f"{self._source.path} lines {lines[0].number} to {lines[-1].number}") from error
-            return [found for line in lines for found in self._continue([line])]
         except OrtGptError as error:
-            raise error.at(f"{self._source.path} lines {lines[0].number} to {lines[-1].number}") from error
+            if self._strict or not isinstance(error, NonFiniteLogitsError):
+                raise error.at(f"{self._source.path} lines {lines[0].number} to {lines[-1].number}") from error
+            if len(lines) == 1:
+                return [error]
+            return [found for line in lines for found in self._continue([line])]
         return [
             [next(completions) for _ in range(line.prepared.options.num_return_sequences)]
             if isinstance(line.prepared, PreparedPrompt)
@@ -170,7 +167,7 @@ class _Run:
         """Return what tells a record of this line, options and bundle from another's."""
         key = self._key.copy()
         key.update(self._source.lines[place][1].encode())
-        return key.hexdigest()[:16]
+        return str(key.hexdigest()[:16])
 
     def _resume(self, target: Path) -> int:
         """Return how many lines `target` has completely, and truncate the incomplete rest."""

@@ -155,7 +155,7 @@ def test_a_standard_input_that_never_ends_is_not_waited_for(
     read_end, write_end = os.pipe()
     command = [sys.executable, "-m", "ortgpt", "generate", str(small_bundle), "--max-new-tokens", "5"]
     done = subprocess.run(
-        command, stdin=read_end if kind == "pipe" else theirs, capture_output=True, check=False, timeout=120
+        command, stdin=read_end if kind == "pipe" else theirs.fileno(), capture_output=True, check=False, timeout=120
     )
     for end in (read_end, write_end):
         os.close(end)
@@ -171,7 +171,7 @@ def test_a_socket_is_read(small_bundle: Path, small: ortgpt.Generator) -> None:
     ours.sendall(b"hello")
     ours.shutdown(socket.SHUT_WR)
     command = [sys.executable, "-m", "ortgpt", "generate", str(small_bundle), "--max-new-tokens", "5"]
-    done = subprocess.run(command, stdin=theirs, capture_output=True, check=False, timeout=120)
+    done = subprocess.run(command, stdin=theirs.fileno(), capture_output=True, check=False, timeout=120)
     ours.close()
     theirs.close()
     assert done.stdout.decode() == small.generate("hello", max_new_tokens=5).text + "\n"
