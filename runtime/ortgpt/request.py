@@ -99,6 +99,7 @@ class Request:
         self._engine = model.engine
         self._cache = cache
         self._tokenize_s = sum(prompt.tokenize_s for prompt in prompts)
+        self._called = time.perf_counter() - self._tokenize_s  # the time limits of rows run from here
         self._assistants: dict[int, Engine] = {}  # those whose tokenizer was compared
         self._echoed: dict[tuple[int, ...], list[TokenLogprob]] = {}  # by count and prompt
         self._batch_tokens = batch_tokens or max(1, _CACHE_BYTES // self._engine.token_bytes)
@@ -126,7 +127,6 @@ class Request:
     def _begin(self, prompt: PreparedPrompt) -> list[Continuation]:
         """Make the sequences of a prompt."""
         options, model = prompt.options, self._model
-        started = time.perf_counter()
         sequences = []
         for index in range(options.num_return_sequences):
             grammar = None
@@ -140,7 +140,7 @@ class Request:
                 window=prompt.window,
                 grammar=grammar,
                 logprobs=options.logprobs,
-                deadline=None if options.timeout_s is None else started + options.timeout_s,
+                deadline=None if options.timeout_s is None else self._called + options.timeout_s,
                 cancel=options.cancel,
             )
             if options.prompt_lookup_num_tokens:
