@@ -22,6 +22,7 @@ from ortgpt.sampling.logprobs import log_softmax
 from ortgpt_exporter import Quantization, export_bundle, quantize_bundle
 from ortgpt_exporter.checkpoint.load import find_folder
 from ortgpt_exporter.evaluation.sample import split_rows
+from ortgpt_exporter.texts import read_utf8
 
 PEERS = Path(__file__).parent / "peers"
 Rows = list[list[int]]
@@ -87,7 +88,7 @@ def main() -> None:
     text, calibration, work = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     llama, openvino = sys.argv[4:]
     work.mkdir(parents=True, exist_ok=True)
-    rows, scores = score_ours(work, text.read_text(encoding="utf-8"), Path(calibration) if calibration else None)
+    rows, scores = score_ours(work, read_utf8(text), Path(calibration) if calibration else None)
     results = {"ortgpt": scores}
     results["llama.cpp"] = score_peer(llama, "llama_cpp_nll.py", work / "llama", rows)
     results["openvino"] = score_peer(openvino, "openvino_nll.py", work / "openvino", rows)

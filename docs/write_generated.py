@@ -60,10 +60,11 @@ def cli_page() -> str:
     parts = [
         "# Command line\n\n",
         _NOTE,
-        "The answer goes to standard output, everything else to standard error. `--json` writes JSON, for programs.\n\n"
+        "The answer goes to standard output, everything else to standard error. `--json` writes strict JSON, for "
+        "programs; in it, a number that is not finite is null.\n\n"
         "| exit code | meaning |\n|---|---|\n"
         "| 0 | done |\n"
-        "| 1 | the job failed; one line says what was wrong, and what is accepted |\n"
+        "| 1 | the job failed, or some lines of `--input` did; one line says what was wrong, and what is accepted |\n"
         "| 2 | wrong usage |\n"
         "| 130 | interrupted |\n\n"
         "`export`, `quantize` and `train` need the extra `export`; without it they say how to install it.\n\n",

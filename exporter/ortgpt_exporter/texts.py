@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ortgpt.bundle.files import decode_text
 from ortgpt.model import LoadedModel
 from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
@@ -43,10 +44,11 @@ def read_text(tokenizer: Tokenizer, path: str | Path, *, min_tokens: int) -> Tex
 
 def read_utf8(path: str | Path) -> str:
     """Return all of a file, its line ends unchanged. Raises ExportError if it is not UTF-8; OSError."""
+    data = Path(path).read_bytes()
     try:
-        return Path(path).read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ExportError(f"{path} is not UTF-8 text: {error}; convert it first") from None
+        return decode_text(data, str(path))
+    except ValueError as error:
+        raise ExportError(str(error)) from None
 
 
 def spread_rows(text: TextRows, width: int, *, max_tokens: int) -> TextRows:

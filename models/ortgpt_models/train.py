@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from ortgpt_models.atomic_folder import locked_folder, refuse_existing, sync_file, sync_folder, write_folder
 from ortgpt_models.errors import ModelError
-from ortgpt_models.files import file_is_there
+from ortgpt_models.files import file_is_there, read_text
 from ortgpt_models.gpt import GPT
 from ortgpt_models.hf_checkpoint import save_gpt
 from ortgpt_models.progress import OnProgress, Progress
@@ -177,10 +177,7 @@ def _cut_off_end(documents: list[str]) -> tuple[list[str], str]:
 
 
 def _read_text(path: Path) -> str:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path} is not UTF-8 text: {error}; convert it first") from None
+    text = read_text(Path(path))
     if not text.strip():
         raise ModelError(f"{path} holds no text")
     if END_OF_TEXT in text:

@@ -210,9 +210,6 @@ class Generator(LoadedModel):
         The first token is predicted from end-of-text. A text beyond the context is scored in windows of n_positions
         with stride n_positions / 2, or `stride`, each token once. Raises PromptError for an empty text.
         """
-        if isinstance(text, str):
-            text_bytes = text.encode("utf-8", errors="surrogatepass")
-            return score_ids(self.engine, self.start_id, self.tokenizer.encode(text), len(text_bytes), stride)
         ids = self.prompt_ids(text, "text")
         return score_ids(self.engine, self.start_id, ids, self.tokenizer.size_bytes(ids), stride)
 

@@ -95,6 +95,7 @@ class Request:
         self._engine = model.engine
         self._cache = cache
         self._tokenize_s = sum(prompt.tokenize_s for prompt in prompts)
+        self._called = time.perf_counter() - self._tokenize_s  # the time limits of rows run from here
         self._assistants: dict[int, Engine] = {}  # those whose tokenizer was compared
         self._echoed: dict[tuple[int, ...], list[TokenLogprob]] = {}  # by count and prompt
         self._batch_tokens = batch_tokens or max(1, _CACHE_BYTES // self._engine.token_bytes)
@@ -103,30 +104,25 @@ class Request:
         self._check_context()
 
     def _check_context(self) -> None:
-        """Raise ContextLengthError, which says what would help, if a row does not fit."""
+        """Raise ContextLengthError, which names the prompt and says what would help, if one does not fit."""
         n_positions = self._engine.config.n_positions
-        options = self.sequences[0].options
-        try:
-            check_context([sequence.row for sequence in self.sequences], n_positions)
-        except ContextLengthError as error:
-            if self._cache is not None:
-                raise
-            helps = ['"slide", which drops tokens of the beginning']
-            most_new = max(sequence.row.max_new_tokens for sequence in self.sequences)
-            if options.context_overflow != "truncate" and most_new < n_positions:
-                helps.insert(0, '"truncate", which shortens the prompt')
-            raise ContextLengthError(f"{error}, or give context_overflow = {', or '.join(helps)}") from None
-        for sequence in self.sequences:
-            tokens = len(sequence.row.prompt_ids)
-            if sequence.options.echo and tokens > n_positions:
+        for place, group in enumerate(self._groups):
+            row, options = group[0].row, group[0].options  # as those of the prompt's other sequences
+            where = f"prompts[{place}]: " if len(self._groups) > 1 else ""
+            try:
+                check_context([row], n_positions)
+            except ContextLengthError as error:
+                helps = "" if self._cache is not None else _overflow_helps(options, row.max_new_tokens, n_positions)
+                raise ContextLengthError(f"{where}{error}{helps}") from None
+            tokens = len(row.prompt_ids)
+            if options.echo and tokens > n_positions:
                 raise ContextLengthError(
-                    f"echo = True needs a prompt that fits the context: {tokens} tokens, at most {n_positions}"
+                    f"{where}echo = True needs a prompt that fits the context: {tokens} tokens, at most {n_positions}"
                 )
 
     def _begin(self, prompt: PreparedPrompt) -> list[Continuation]:
         """Make the sequences of a prompt."""
         options, model = prompt.options, self._model
-        started = time.perf_counter()
         sequences = []
         for index in range(options.num_return_sequences):
             grammar = None
@@ -140,7 +136,7 @@ class Request:
                 window=prompt.window,
                 grammar=grammar,
                 logprobs=options.logprobs,
-                deadline=None if options.timeout_s is None else started + options.timeout_s,
+                deadline=None if options.timeout_s is None else self._called + options.timeout_s,
                 cancel=options.cancel,
             )
             if options.prompt_lookup_num_tokens:
@@ -185,8 +181,10 @@ class Request:
             yield from self._generate(batch)
 
     def pieces(self) -> Generator[Piece, None, None]:
-        """Generate, and yield the text of the only sequence as it comes."""
+        """Generate, and yield the text of the only sequence as it comes; its time runs from the first piece on."""
         (sequence,) = self.sequences
+        if sequence.options.timeout_s is not None:
+            sequence.row.deadline = time.perf_counter() + sequence.options.timeout_s
         for _ in self.run():
             piece = sequence.piece()
             if piece is not None:
@@ -284,6 +282,16 @@ class Request:
                 sequence.update()
             sequence.row.finish_reason = sequence.row.finish_reason or reason
         yield list(indices)
+
+
+def _overflow_helps(options: ResolvedOptions, new_tokens: int, n_positions: int) -> str:
+    """Return which context_overflow would let a prompt through, as the end of a message; nothing if none would."""
+    if options.num_beams > 1:
+        return ""
+    helps = ['"slide", which drops tokens of the beginning']
+    if options.context_overflow != "truncate" and new_tokens < n_positions:
+        helps.insert(0, '"truncate", which shortens the prompt')
+    return f", or give context_overflow = {', or '.join(helps)}"
 
 
 def check_stream(options: GenerationOptions) -> None:

@@ -80,7 +80,7 @@ class Score:
     tokens: int
     """How many tokens were predicted."""
     text_bytes: int
-    """The size of the text in UTF-8 bytes."""
+    """The size of the text in UTF-8 bytes, as it was encoded: half a character counts as U+FFFD, three bytes."""
     token_ids: list[int]
     """The ids of the text."""
     token_logprobs: list[float]

@@ -1,5 +1,6 @@
 """The examples of the pages run as they stand, and write what the pages show."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, script, *args], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("page", ["index.md", "quickstart.md", "python.md", "../README.md"])
+@pytest.mark.parametrize("page", ["index.md", "quickstart.md", "prompt-files.md", "python.md", "../README.md"])
 def test_the_examples_of_a_page_run_and_write_what_it_shows(page: str) -> None:
     if page == "python.md":
         pytest.importorskip("llguidance", reason="the page has grammars")
@@ -98,3 +99,19 @@ def test_a_command_that_fails_is_an_error(tmp_path: Path) -> None:
     done = run(page, "--run-only")
     assert done.returncode == 1
     assert "false && echo two: exit code 1" in done.stderr
+
+
+def written_by(page: Path) -> list[str]:
+    """Return what the commands and the Python of a page write, in order."""
+    blocks = re.findall(r"^```(?:sh|console|py|python)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+    code = "\n".join(blocks)
+    written = re.findall(r"^(?:\$ )?ortgpt .* (?:-o|--out|--output) (\S+)", code, re.MULTILINE)
+    return written + re.findall(r'(?:export|quantize)_bundle\([^,]+, "([^"]+)"', code)
+
+
+@pytest.mark.parametrize("page", [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+def test_no_command_of_a_page_writes_over_what_another_wrote(page: Path) -> None:
+    """Followed from top to bottom, a page does not end in "already exists"."""
+    written = written_by(page)
+    assert len(written) == len(set(written)), written
+    assert len(written) >= {"README.md": 2, "export.md": 2, "quantize.md": 5, "quickstart.md": 2}.get(page.name, 0)

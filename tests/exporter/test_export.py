@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import GPT2Tokenizer
 
 import ortgpt
 from models.presets import PRESETS
@@ -283,3 +284,22 @@ def test_the_checkpoints_generation_config_is_copied(small_checkpoint: Path, sma
     ours = json.loads((small_bundle / "generation_config.json").read_text())
     theirs = json.loads((small_checkpoint / "generation_config.json").read_text())
     assert ours == theirs
+
+
+def test_a_byte_order_mark_in_any_file_of_a_checkpoint_changes_nothing(small_checkpoint: Path, tmp_path: Path) -> None:
+    """Windows tools write one; the bundle has none, for those who read it strictly."""
+    GPT2Tokenizer.from_pretrained(small_checkpoint).save_pretrained(tmp_path / "tokenizer")
+    plain, marked = tmp_path / "plain", tmp_path / "marked"
+    for folder, mark in ((plain, b""), (marked, b"\xef\xbb\xbf")):
+        folder.mkdir()
+        for path in [*small_checkpoint.iterdir(), *(tmp_path / "tokenizer").glob("tokenizer*.json")]:
+            data = path.read_bytes()
+            (folder / path.name).write_bytes(mark + data if path.suffix in (".json", ".txt") else data)
+        (folder / "README.md").write_bytes(mark + b"---\nlicense: mit\n---\n")
+    one, other = (
+        export_bundle(folder, tmp_path / f"{folder.name}-out", flavour="portable") for folder in (plain, marked)
+    )
+    assert {name: entry.sha256 for name, entry in one.manifest.files.items()} == {
+        name: entry.sha256 for name, entry in other.manifest.files.items()
+    }
+    assert other.manifest.source.licence == "mit"

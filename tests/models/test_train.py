@@ -220,7 +220,13 @@ def test_learning_rate_warms_up_and_falls_to_zero() -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"", "holds no text"), (b"\xff\xfe", "not UTF-8"), (b"a <|endoftext|> b", "marks the end"), (b"short", "only")],
+    [
+        (b"", "holds no text"),
+        (b"\xff", "not UTF-8"),
+        (b"\xff\xfea\0", "UTF-16"),
+        (b"a <|endoftext|> b", "marks the end"),
+        (b"short", "only"),
+    ],
 )
 def test_unusable_text_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     path = tmp_path / "text.txt"
@@ -244,3 +250,11 @@ def test_unusable_configurations_are_refused_by_name(text: Path, tmp_path: Path)
     (tmp_path / "out").mkdir()
     with pytest.raises(FileExistsError):
         train([text], tmp_path / "out", config=CONFIG)
+
+
+def test_a_byte_order_mark_is_not_trained_on(text: Path, tmp_path: Path) -> None:
+    marked = tmp_path / "marked.txt"
+    marked.write_bytes(b"\xef\xbb\xbf" + text.read_bytes())
+    plain, other = (read_corpus([path], path, CONFIG) for path in (text, marked))
+    assert (plain.sha256, plain.held_out_bytes) == (other.sha256, other.held_out_bytes)
+    assert torch.equal(plain.train_ids, other.train_ids)

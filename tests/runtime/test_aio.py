@@ -222,6 +222,34 @@ def test_a_time_limit_ends_every_row(small: ortgpt.Generator) -> None:
         small.generate("a", timeout_s=0)
 
 
+def test_the_time_of_a_call_includes_its_encoding(small: ortgpt.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = small.tokenizer.encode
+
+    def slow(text: str) -> list[int]:
+        time.sleep(0.6)
+        return encode(text)
+
+    monkeypatch.setattr(small.tokenizer, "encode", slow)
+    done = small.generate("a", timeout_s=0.5, max_new_tokens=3)
+    assert (done.finish_reason, done.token_ids) == ("timeout", [])
+    assert list(small.stream("a", timeout_s=0.5, max_new_tokens=1))[-1].finish_reason == "length"
+
+
+def test_the_time_of_a_stream_runs_from_its_first_piece(small: ortgpt.Generator) -> None:
+    options: Any = {"max_new_tokens": 3, "timeout_s": 2, "eos_token_id": []}
+    conversation = small.conversation("a")
+    streams = [small.stream("a", **options), conversation.stream(" man", **options)]
+
+    async def late() -> str | None:
+        pieces = small.astream("a", **options)
+        await asyncio.sleep(2.1)
+        return [piece async for piece in pieces][-1].finish_reason
+
+    assert asyncio.run(late()) == "length"
+    for stream in streams:
+        assert list(stream)[-1].finish_reason == "length"
+
+
 def test_an_event_cancels_from_another_thread(small: ortgpt.Generator) -> None:
     event, watched = threading.Event(), Watched()
 

@@ -260,6 +260,6 @@ def _licence(folder: Path) -> str | None:
     card = folder / "README.md"
     if not file_is_there(card):
         return None
-    front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8-sig", errors="replace"), re.DOTALL)
     licence = re.search(r"^license:[ \t]*[\"']?([\w.+-]+)", front[1], re.MULTILINE) if front else None
     return licence[1] if licence else None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ortgpt.bundle.checked_json import read_json_object
+from ortgpt.bundle.files import read_text
 from ortgpt.contract import File
 from ortgpt.errors import listed, shown
 from ortgpt.text.bpe_files import MAX_IDS, parse_merges, read_merges_text, read_vocab
@@ -87,7 +88,7 @@ def read_tokenizer(path: Path, *, rows: int = MAX_IDS) -> TokenizerFiles:
         vocab=whole,
         tokenizer=tokenizer,
         numbered=numbered,
-        tokenizer_json=tokenizer_path.read_text(encoding="utf-8") if "model" in settings else None,
+        tokenizer_json=read_text(tokenizer_path) if "model" in settings else None,
         notes=(*_number_notes(numbered, beyond, rows), *_notes(settings, config, declared)),
     )
 
@@ -140,7 +141,7 @@ def _read_pair(vocab_path: Path, merges_path: Path) -> tuple[dict[str, int], lis
     vocab = read_vocab(vocab_path)
     merges_text = read_merges_text(merges_path)
     merges = parse_merges(merges_text, source=str(merges_path))
-    return vocab, merges, {File.VOCAB: vocab_path.read_text(encoding="utf-8"), File.MERGES: merges_text}
+    return vocab, merges, {File.VOCAB: read_text(vocab_path), File.MERGES: merges_text}
 
 
 def _declared(path: Path, config: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,17 +1,23 @@
-"""Read files that came from elsewhere, bounded in size; replace a file safely; name the file if the system fails."""
+"""Read texts and files that came from elsewhere, bounded in size; name the file if the operating system fails."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
-import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from ortgpt.errors import BundleError
 
+# The byte-order marks of encodings that are not UTF-8; that of UTF-32 begins with that of UTF-16.
+_OTHER_MARKS = (
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
 MAX_SIZE_BYTES = 32 * 2**20  # of a file that is read whole; a vocabulary of a million tokens has fewer
 
 
@@ -38,62 +44,26 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a UTF-8 text in the place of a file in one step: after a power cut, the old or the new one is there whole.
+def decode_text(data: bytes, name: str) -> str:
+    """Return UTF-8 bytes as text, without the byte-order mark at their beginning that some programs write.
 
-    Raises OSError.
+    Line ends, and the character U+FEFF elsewhere, stay as they are. Raises ValueError, which begins with `name`, for
+    bytes that are not UTF-8.
     """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        # "x" never follows a link that somebody put there.
-        with naming(path), partial.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        sync_folder(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        for mark, encoding in _OTHER_MARKS:
+            if data.startswith(mark):
+                raise ValueError(
+                    f"{name} is {encoding} text by its byte-order mark, not UTF-8; save it as UTF-8, or convert it: "
+                    f"iconv -f {encoding} -t UTF-8 OLD > NEW"
+                ) from None
+        raise ValueError(f"{name} is not UTF-8 text: {error}; convert it first") from None
 
 
-def sync_folder(folder: Path) -> None:
-    """Let the names in a folder reach the disk, where the system can: Windows opens no folders. Raises OSError."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot
-            raise
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def locked_folder(folder: Path) -> Iterator[bool]:
-    """Hold the lock on a folder; yield False if another process has it. Without locks, as on Windows, yield True."""
-    try:
-        import fcntl
-    except ImportError:
-        yield True
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        locked = True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            locked = False
-        except OSError:  # the file system has none
-            pass
-        yield locked
-    finally:
-        os.close(descriptor)
-
-
-def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """Return the text of a plain file of at most MAX_SIZE_BYTES. Raises BundleError."""
+def read_text(path: Path) -> str:
+    """Return the text of a plain UTF-8 file of at most MAX_SIZE_BYTES, each line end as \\n. Raises BundleError."""
     with reading(path):
         state = path.stat()
         if not stat.S_ISREG(state.st_mode):
@@ -101,6 +71,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         if state.st_size > MAX_SIZE_BYTES:
             raise BundleError(f"{path} has {state.st_size:,} bytes; at most {MAX_SIZE_BYTES:,} are read")
         try:
-            return path.read_text(encoding=encoding)
-        except UnicodeDecodeError as error:
-            raise BundleError(f"{path} is not UTF-8 text: {error}") from None
+            text = decode_text(path.read_bytes(), str(path))
+        except ValueError as error:
+            raise BundleError(str(error)) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import importlib.util
-import json
 import os
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from ortgpt import __version__
 from ortgpt.bundle.folder import open_bundle
 from ortgpt.cli.options import device_options, flag_mention, json_option
 from ortgpt.cli.report import diagnosis_lines, info_lines, info_values
-from ortgpt.cli.streams import printable, read_text, write_line
+from ortgpt.cli.streams import json_text, printable, read_text, write_line
 from ortgpt.cli.text import chat, generate
 from ortgpt.errors import OptionError, OrtGptError
 from ortgpt.generator import load
@@ -103,7 +102,7 @@ def score(
     if as_json:
         if logprobs:
             values |= {"token_ids": result.token_ids, "token_logprobs": result.token_logprobs}
-        write_line(json.dumps(values))
+        write_line(json_text(values))
     else:
         for name, value in values.items():
             write_line(f"{name:<14} {value:,}" if name == "tokens" else f"{name:<14} {value:,.4f}")
@@ -115,7 +114,7 @@ def score(
 def info(bundle: Path, as_json: bool) -> None:
     """Show what BUNDLE is: model, precision, source, files, and how it was verified."""
     opened = open_bundle(bundle)
-    for line in [json.dumps(info_values(opened))] if as_json else info_lines(opened):
+    for line in [json_text(info_values(opened))] if as_json else info_lines(opened):
         write_line(line)
 
 
@@ -128,7 +127,7 @@ def bench(bundle: Path, as_json: bool, device: str, threads: int | None) -> None
     from ortgpt.tools.bench import bench_bundle, bench_lines
 
     measured = bench_bundle(bundle, device=device, threads=threads)
-    for line in [json.dumps(dataclasses.asdict(measured))] if as_json else bench_lines(measured):
+    for line in [json_text(dataclasses.asdict(measured))] if as_json else bench_lines(measured):
         write_line(line)
 
 
@@ -139,7 +138,7 @@ def doctor(as_json: bool) -> None:
     from ortgpt.tools.doctor import diagnose
 
     diagnosis = diagnose()
-    for line in [json.dumps(dataclasses.asdict(diagnosis))] if as_json else diagnosis_lines(diagnosis):
+    for line in [json_text(dataclasses.asdict(diagnosis))] if as_json else diagnosis_lines(diagnosis):
         write_line(line)
     if diagnosis.faults:
         sys.exit(1)

@@ -15,69 +15,204 @@ from typing import Any, BinaryIO
 
 import click
 
-from ortgpt.bundle.checked_json import parse_json
 from ortgpt.bundle.files import naming
-from ortgpt.cli.streams import completion_values, drop_output, read_text
+from ortgpt.cli.prompt_lines import PromptFile, PromptLine
+from ortgpt.cli.streams import completion_values, drop_output, json_text
 from ortgpt.contract import File
-from ortgpt.errors import OptionError, OrtGptError, PromptError, shown
+from ortgpt.errors import NonFiniteLogitsError, OptionError, OrtGptError
 from ortgpt.model import LoadedModel
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.request import PreparedPrompt, Request, prepare_prompt
+from ortgpt.results import Completion
 
 _CHUNK = 32  # prompts that are computed and written at once: what an interruption loses
 
 
 @dataclass(frozen=True)
 class _Line:
-    """One line of the input: its number, its prompt as written, and the prompt with its options as prepared."""
+    """One line of the input, and its prompt with its options as prepared, or why there is none."""
 
     number: int
-    prompt: Any
-    prepared: PreparedPrompt
-    key: str  # of bundle, prompt and options: tells a record of this run from another's
-
-    @property
-    def count(self) -> int:
-        return self.prepared.options.num_return_sequences
+    asked: PromptLine
+    key: str
+    prepared: PreparedPrompt | OrtGptError
 
 
-def run_file(model: LoadedModel, source: Path, target: Path | None, options: Mapping[str, Any]) -> None:
-    """Continue each prompt of `source`, a JSON value in each line, and write a JSON object for each continuation.
+def run_file(
+    model: LoadedModel, source: PromptFile, target: Path | None, options: Mapping[str, Any], *, strict: bool
+) -> int:
+    """Continue the prompt of each line, and write a JSON object for each continuation; return how many lines failed.
 
-    A line of `source` is a text, a list of token ids, or an object with "prompt" and options of its own, which win. An
-    object that is written has the "line" of the prompt, the prompt, and what --json writes; it is appended to `target`,
-    or written to standard output. Prompts that `target` contains already are skipped. Every line is checked before any
-    work; raises OptionError, PromptError or ContextLengthError that names the line.
+    An object has the "line" of the prompt, the line's own keys, the prompt, and what --json writes. A line that cannot
+    be continued gets one object with an "error". They are appended to `target`, or written to standard output. Lines
+    that `target` contains already are skipped. With `strict`, every line is checked before any work; raises
+    OptionError, PromptError, ContextLengthError or NonFiniteLogitsError that names the first bad one.
     """
-    lines = list(_read_lines(model, source, options))
-    with _opened(target) as out:
-        done = 0 if target is None else _resume(target, lines)
-        if done:
-            click.echo(f"{target} has {done:,} of {len(lines):,} prompts already", err=True)
-        _write(model, lines, done, source, out)
-    if target is not None:
-        click.echo(f"{target} has {len(lines):,} of {len(lines):,} prompts", err=True)
+    return _Run(model, source, target, options, strict=strict).write()
 
 
-def _write(model: LoadedModel, lines: Sequence[_Line], done: int, source: Path, out: BinaryIO) -> None:
-    with _bar(len(lines), done) as bar:
-        for begin in range(done, len(lines), _CHUNK):
-            chunk = lines[begin : begin + _CHUNK]
+class _Run:
+    """The lines of one file with one model and one set of options."""
+
+    def __init__(
+        self, model: LoadedModel, source: PromptFile, target: Path | None, options: Mapping[str, Any], *, strict: bool
+    ) -> None:
+        self._model = model
+        self._source = source
+        self._target = target
+        self._options = options
+        self._strict = strict
+        self._failed: list[int] = []  # the numbers of lines
+        self._key = _hash_of(model, source.format, options)
+        # A strict run prepares every line first, and any run one, which finds most faults of the command line.
+        self._ahead = [self._prepare(place) for place in range(len(source) if strict else min(1, len(source)))]
+
+    def write(self) -> int:
+        """Write the records of all lines that the target does not contain; return how many lines failed."""
+        target, total = self._target, len(self._source)
+        with _opened(target) as out:
+            done = 0 if target is None else self._resume(target)
+            if done:
+                click.echo(f"{target} has {done:,} of {total:,} prompts already", err=True)
+            with _bar(total, done) as bar:
+                for begin in range(done, total, _CHUNK):
+                    places = range(begin, min(begin + _CHUNK, total))
+                    self._write_chunk([self._line(place) for place in places], out)
+                    bar.update(len(places))
+        if target is not None:
+            click.echo(f"{target} has {total:,} of {total:,} prompts", err=True)
+        if self._failed:
+            lines = ", ".join(map(str, self._failed[:20])) + (", ..." if len(self._failed) > 20 else "")
+            where = f"{self._source.path} lines {lines}"
+            click.echo(f"{len(self._failed):,} of {total:,} prompts failed, as their records say: {where}", err=True)
+        return len(self._failed)
+
+    def _write_chunk(self, lines: Sequence[_Line], out: BinaryIO) -> None:
+        for line, found in zip(lines, self._continue(lines), strict=True):
+            record = {"line": line.number, **line.asked.own, "prompt": line.asked.prompt, "key": line.key}
+            if isinstance(found, OrtGptError):
+                self._failed.append(line.number)
+                values = [{"error": {"type": type(found).__name__, "message": str(found)}}]
+            else:
+                values = [self._values(line, completion) for completion in found]
+            for each in values:
+                out.write(json_text(record | each).encode() + b"\n")
+        out.flush()
+        if out is not sys.stdout.buffer:
+            os.fsync(out.fileno())
+
+    def _values(self, line: _Line, completion: Completion) -> dict[str, Any]:
+        values, prompt = completion_values(completion), line.asked.prompt
+        if line.asked.echo:
+            begin = prompt if isinstance(prompt, str) else self._model.tokenizer.decode(prompt)
+            values["text"] = begin + completion.text
+        return values
+
+    def _continue(self, lines: Sequence[_Line]) -> list[list[Completion] | OrtGptError]:
+        """Return the continuations of each line, or why there are none.
+
+        Where the model computes NaN, the lines are computed again one by one, to tell whose it is.
+        """
+        prepared = [line.prepared for line in lines if isinstance(line.prepared, PreparedPrompt)]
+        try:
+            completions = iter(self._complete(prepared))
+        except OrtGptError as error:
+            if self._strict or not isinstance(error, NonFiniteLogitsError):
+                raise error.at(f"{self._source.path} lines {lines[0].number} to {lines[-1].number}") from error
+            if len(lines) == 1:
+                return [error]
+            return [found for line in lines for found in self._continue([line])]
+        return [
+            [next(completions) for _ in range(line.prepared.options.num_return_sequences)]
+            if isinstance(line.prepared, PreparedPrompt)
+            else line.prepared
+            for line in lines
+        ]
+
+    def _complete(self, prepared: Sequence[PreparedPrompt]) -> list[Completion]:
+        if not prepared:
+            return []
+        request = Request(self._model, prepared)
+        for _ in request.run():
+            pass
+        return [sequence.completion() for sequence in request.sequences]
+
+    def _line(self, place: int) -> _Line:
+        return self._ahead[place] if place < len(self._ahead) else self._prepare(place)
+
+    def _prepare(self, place: int) -> _Line:
+        """Prepare a line. Raises its error if the run is strict, and that of the command line if that is at fault."""
+        number = self._source.lines[place][0]
+        asked = self._source.read(place)
+        prepared: PreparedPrompt | OrtGptError
+        try:
+            if asked.error is not None:
+                raise asked.error
+            prepared = self._prepare_prompt(asked)
+        except OrtGptError as error:
+            if self._strict:
+                raise error.at(f"{self._source.path} line {number}") from None
+            if asked.error is None and not asked.options:
+                self._prepare_prompt(PromptLine([0]))  # what one token cannot have, no line can
+            prepared = error
+        return _Line(number, asked, self._key_of(place), prepared)
+
+    def _prepare_prompt(self, asked: PromptLine) -> PreparedPrompt:
+        resolved = self._model.resolve(GenerationOptions.make(None, {**self._options, **asked.options}))
+        prepared = prepare_prompt(self._model, asked.prompt, resolved, resolved.seeds_for(1)[0])
+        Request(self._model, [prepared])  # says what is wrong with it
+        return replace(prepared, ids=array("i", prepared.ids))  # a strict run holds very many
+
+    def _key_of(self, place: int) -> str:
+        """Return what tells a record of this line, options and bundle from another's."""
+        key = self._key.copy()
+        key.update(self._source.lines[place][1].encode())
+        return str(key.hexdigest()[:16])
+
+    def _resume(self, target: Path) -> int:
+        """Return how many lines `target` has completely, and truncate the incomplete rest."""
+        data = target.read_bytes()
+        done, kept, count, size = 0, 0, 0, 0
+        for record in data.splitlines(keepends=True):
+            size += len(record)
+            if not record.endswith(b"\n"):
+                begun = b'{"line": '
+                if not record.startswith(begun[: len(record)]):
+                    raise OptionError(f"{target} ends in text that this command did not write; name another --output")
+                break
             try:
-                request = Request(model, [line.prepared for line in chunk])
-                for _ in request.run():
-                    pass
-            except OrtGptError as error:
-                raise error.at(f"{source} lines {chunk[0].number} to {chunk[-1].number}") from error
-            sequences = iter(request.sequences)
-            for line in chunk:
-                for _ in range(line.count):
-                    record = {"line": line.number, "prompt": line.prompt, "key": line.key}
-                    out.write(json.dumps(record | completion_values(next(sequences).completion())).encode() + b"\n")
-            out.flush()
-            if out is not sys.stdout.buffer:
-                os.fsync(out.fileno())
-            bar.update(len(chunk))
+                values = json.loads(record)
+                found = (values["line"], values["key"])
+            except (ValueError, TypeError, KeyError, RecursionError):
+                raise OptionError(
+                    f"{target} has a line that this command did not write; name another --output"
+                ) from None
+            if done == len(self._source) or found != (self._source.lines[done][0], self._key_of(done)):
+                raise OptionError(f"{target} was written from other prompts, options or weights; name another --output")
+            count += 1
+            if "error" in values or count == self._records_of(done):
+                self._failed += [values["line"]] if "error" in values else []
+                done, kept, count = done + 1, size, 0
+        if kept < len(data):
+            with target.open("r+b") as out:
+                out.truncate(kept)
+        return done
+
+    def _records_of(self, place: int) -> Any:
+        """Return how many records a line has that did not fail."""
+        asked = {**self._options, **self._source.read(place).options}.get("num_return_sequences")
+        return 1 if asked is None else asked
+
+
+def _hash_of(model: LoadedModel, format: str, options: Mapping[str, Any]) -> Any:
+    """Return a hash of all that decides the records besides the lines. It depends on content, not on objects."""
+    values = {name: _digest(each) if isinstance(each, LoadedModel) else each for name, each in options.items()}
+    written = json.dumps([_digest(model), format, sorted(values.items())])
+    return hashlib.sha256(written.encode())
+
+
+def _digest(model: LoadedModel) -> str:
+    return hashlib.sha256((model.bundle.path / File.MANIFEST).read_bytes()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -113,69 +248,3 @@ def _bar(total: int, done: int) -> Any:
     bar: Any = click.progressbar(length=total, label="prompts", file=sys.stderr, show_pos=True, hidden=hidden)
     bar.update(done)
     return bar
-
-
-def _read_lines(model: LoadedModel, source: Path, options: Mapping[str, Any]) -> Iterator[_Line]:
-    text = read_text(str(source)).removeprefix("\ufeff")
-    bundle = hashlib.sha256((model.bundle.path / File.MANIFEST).read_bytes()).hexdigest()
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            prompt, own = _read_line(line)
-            resolved = model.resolve(GenerationOptions.make(None, {**options, **own}))
-            prepared = prepare_prompt(model, prompt, resolved, resolved.seeds_for(1)[0])
-            Request(model, [prepared])  # says before any work what is wrong with it
-        except OrtGptError as error:
-            raise error.at(f"{source} line {number}") from None
-        written = json.dumps([bundle, prompt, {**options, **own}], sort_keys=True, default=str)
-        compact = replace(prepared, ids=array("i", prepared.ids))  # a file may have very many
-        yield _Line(number, prompt, compact, hashlib.sha256(written.encode()).hexdigest()[:16])
-
-
-def _read_line(line: str) -> tuple[Any, dict[str, Any]]:
-    """Return the prompt of a line and its own options."""
-    try:
-        value = parse_json(line, half_characters=True)  # of a prompt, it becomes U+FFFD
-    except ValueError as error:
-        raise PromptError(f"not JSON: {error}") from None
-    own: dict[str, Any] = {}
-    if isinstance(value, dict):
-        own = {name: each for name, each in value.items() if name != "prompt"}
-        if "prompt" not in value:
-            raise PromptError('no "prompt" (accepted: a text, a list of token ids, or an object with "prompt")')
-        value = value["prompt"]
-    if not isinstance(value, (str, list)):
-        raise PromptError(f"prompt = {shown(value)} (accepted: a text, or a list of token ids)")
-    if isinstance(own.get("logit_bias"), dict):  # JSON has no other keys than texts
-        own["logit_bias"] = {
-            int(key) if key.isdecimal() and len(key) < 20 else key: each for key, each in own["logit_bias"].items()
-        }
-    return value, own
-
-
-def _resume(target: Path, lines: Sequence[_Line]) -> int:
-    """Return how many prompts `target` has completely, and truncate the incomplete rest."""
-    data = target.read_bytes()
-    done, kept, count, size = 0, 0, 0, 0
-    for record in data.splitlines(keepends=True):
-        size += len(record)
-        if not record.endswith(b"\n"):
-            begun = b'{"line": '
-            if not record.startswith(begun[: len(record)]):
-                raise OptionError(f"{target} ends in text that this command did not write; name another --output")
-            break
-        try:
-            values = json.loads(record)
-            same = done < len(lines) and (values["line"], values["key"]) == (lines[done].number, lines[done].key)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise OptionError(f"{target} has a line that this command did not write; name another --output") from None
-        if not same:
-            raise OptionError(f"{target} was written from other prompts, options or weights; name another --output")
-        count += 1
-        if count == lines[done].count:
-            done, kept, count = done + 1, size, 0
-    if kept < len(data):
-        with target.open("r+b") as out:
-            out.truncate(kept)
-    return done

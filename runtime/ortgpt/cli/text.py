@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,17 @@ import click
 from ortgpt.bundle.files import naming
 from ortgpt.cli.options import chat_options, device_options, flag_mention, generation_options, read_options
 from ortgpt.cli.prompt_files import run_file
-from ortgpt.cli.streams import check_text, completion_values, printable, read_text, write_text
+from ortgpt.cli.prompt_lines import FORMATS, PromptFile
+from ortgpt.cli.streams import (
+    completion_values,
+    json_text,
+    piped_text,
+    printable,
+    read_argument,
+    read_lines,
+    read_text,
+    write_text,
+)
 from ortgpt.conversation import Conversation
 from ortgpt.errors import OptionError, OrtGptError
 from ortgpt.generator import Generator, load
@@ -47,7 +56,14 @@ continue. Ctrl-C stops it, and its text stays. A line that begins with / is a co
     "input_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help='Take prompts from FILE; each line is a JSON text, list of ids or object: {"prompt": ..., options}.',
+    help='Take prompts from FILE; each line is a JSON text, list of ids or object: {"prompt": ..., options}, or a '
+    'line of an OpenAI batch file: {"custom_id": ..., "body": ...}. A line that fails becomes a record with "error".',
+)
+@click.option(
+    "--input-format",
+    type=click.Choice(FORMATS),
+    help="With --input: JSON in each line, or plain text, of which each line is a prompt. [default: text for *.txt, "
+    "else jsonl]",
 )
 @click.option(
     "--output",
@@ -57,38 +73,42 @@ continue. Ctrl-C stops it, and its text stays. A line that begins with / is a co
     help="With --input: append a JSON object for each continuation to FILE, 32 prompts at a time; the same command "
     "continues after an interruption. [default: standard output]",
 )
+@click.option(
+    "--strict", is_flag=True, help="With --input: check every line before any work, and end at the first bad one."
+)
 @click.option("--json", "as_json", is_flag=True, help="Write a JSON object for each continuation instead of the text.")
 @device_options
 def generate(
     bundle: Path, prompt: str | None, echo: bool, as_json: bool, device: str, threads: int | None,
-    input_file: Path | None, output_file: Path | None, **values: Any,
+    input_file: Path | None, input_format: str | None, output_file: Path | None, strict: bool, **values: Any,
 ) -> None:  # fmt: skip
     """Continue PROMPT with the model in BUNDLE, a folder or the built-in model "austen".
 
-    PROMPT - reads standard input as it is; no PROMPT starts a new text. Each step takes the most likely token, unless
-    one of --temperature, --top-k, --top-p, --min-p, --typical-p and --seed turns sampling on. Several continuations of
-    one prompt are separated by lines of ---. --logprobs go to standard error, a line for each token: the token, its
-    log-probability, the most likely tokens and theirs.
+    PROMPT - reads standard input as it is, a newline at its end included. Without PROMPT, a pipe or a file on standard
+    input is read like that; if there is none, or nothing comes for 10 seconds, a new text begins. With PROMPT, or with
+    --input, a pipe is not read.
+
+    Each step takes the most likely token, unless one of --temperature, --top-k, --top-p, --min-p, --typical-p and
+    --seed turns sampling on. Several continuations of one prompt are separated by lines of ---. --logprobs go to
+    standard error, a line for each token: the token, its log-probability, the most likely tokens and theirs.
     """
     options = read_options(values)
     if echo and "logprobs" in options:
         options["echo"] = True
-    if output_file is not None and input_file is None:
-        raise OptionError("--output needs --input, a file of prompts")
-    for name, given in (
-        ("PROMPT", prompt is not None),
-        ("--json", as_json),
-        ("--echo", echo and "echo" not in options),
-    ):
-        if input_file is not None and given:
-            raise OptionError(
-                f"{name} cannot be combined with --input, which continues the prompts of a file and writes JSON"
-            )
-    check_text("PROMPT", prompt or "")
-    text = "" if prompt is None else read_text("-") if prompt == "-" else prompt
+    of_file = {"--output": output_file is not None, "--input-format": input_format is not None, "--strict": strict}
+    of_prompt = {"PROMPT": prompt is not None, "--json": as_json, "--echo": echo and "echo" not in options}
+    for name in [name for name, is_given in (of_file if input_file is None else of_prompt).items() if is_given]:
+        if input_file is None:
+            raise OptionError(f"{name} needs --input, a file of prompts")
+        raise OptionError(
+            f"{name} cannot be combined with --input, which continues the prompts of a file and writes JSON"
+        )
+    lines = None if input_file is None else PromptFile(input_file, input_format)
+    text = _prompt_text(prompt) if lines is None else ""
     with _loaded(bundle, device, threads, options) as generator:
-        if input_file is not None:
-            run_file(generator, input_file, output_file, options)
+        if lines is not None:
+            failed = run_file(generator, lines, output_file, options, strict=strict)
+            sys.exit(1 if failed else 0)
         elif as_json or "logprobs" in options or any(name in options for name in ("num_beams", "num_return_sequences")):
             _write_completions(generator, text, echo, as_json, options)
         else:
@@ -103,7 +123,7 @@ def generate(
 def chat(bundle: Path, prompt: str, device: str, threads: int | None, **values: Any) -> None:
     options = read_options(values)
     GenerationOptions.make(None, options)
-    check_text("PROMPT", prompt)
+    prompt = read_argument("PROMPT", prompt)
     if sys.stdin is None:
         raise click.ClickException("standard input is closed; chat reads its turns from it")
     with contextlib.suppress(ImportError):
@@ -111,6 +131,26 @@ def chat(bundle: Path, prompt: str, device: str, threads: int | None, **values: 
     with _loaded(bundle, device, threads, options) as generator:
         click.echo(_CHAT_HELP.replace("\b\n", ""), err=True)
         _Chat(generator.conversation(prompt), options).run(begun=prompt != "")
+
+
+def _prompt_text(prompt: str | None) -> str:
+    """Return the text to continue: PROMPT, or what standard input holds. Raises OptionError, ClickException."""
+    if prompt is None:
+        return piped_text()
+    return read_text("-") if prompt == "-" else read_argument("PROMPT", prompt)
+
+
+def _typed_lines() -> Iterator[str]:
+    """Yield the lines that are typed at a terminal, until Ctrl-D."""
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            click.echo("\n/quit or Ctrl-D leaves", err=True)
+        except UnicodeDecodeError as error:
+            click.echo(f"the line is not UTF-8: {error}", err=True)
 
 
 class _Chat:
@@ -124,21 +164,11 @@ class _Chat:
     def run(self, *, begun: bool) -> None:
         if begun:
             self._obey("")
-        while True:
-            try:
-                line = input("> " if sys.stdin.isatty() else "")
-            except EOFError:
-                click.echo(err=True)
-                return
-            except KeyboardInterrupt:
-                click.echo("\n/quit or Ctrl-D leaves", err=True)
-                continue
-            except UnicodeDecodeError as error:
-                click.echo(f"the line is not UTF-8: {error}", err=True)
-                continue
+        for line in _typed_lines() if sys.stdin.isatty() else read_lines():
             if line == "/quit":
                 return
             self._obey(line)
+        click.echo(err=True)
 
     def _obey(self, line: str) -> None:
         """Carry out a line; an error is one line, and the text stays as before."""
@@ -218,7 +248,7 @@ def _write_completions(generator: Generator, text: str, echo: bool, as_json: boo
         _warn_if_cut(completion, options)
         shown = (text if echo else "") + completion.text
         if as_json:
-            write_text(json.dumps(completion_values(completion) | {"text": shown}) + "\n")
+            write_text(json_text(completion_values(completion) | {"text": shown}) + "\n")
         else:
             write_text(("---\n" if place else "") + shown + "\n")
             _show_logprobs(generator.tokenizer, [*(completion.prompt_logprobs or ()), *(completion.logprobs or ())])

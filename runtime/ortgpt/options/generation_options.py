@@ -12,6 +12,7 @@ from typing import Any
 
 from ortgpt.errors import OptionError, UnknownOptionError
 from ortgpt.options.exclusions import OVERFLOWS, SAMPLING, check_together
+from ortgpt.options.names import did_you_mean
 from ortgpt.options.option import Flag, Option, option
 from ortgpt.options.resolved import Grammar, LogitsProcessor, ResolvedOptions
 from ortgpt.options.validation import (
@@ -122,7 +123,8 @@ class GenerationOptions:
     )  # fmt: skip
     stop: str | Iterable[str] | None = option(
         texts(), "End the continuation at one of these texts, which are not part of it.",
-        Flag("--stop", "TEXT", repeatable=True), default=(), default_text="none", elsewhere=("stop_strings",),
+        Flag("--stop", "TEXT", repeatable=True), default=(), default_text="none",
+        elsewhere=("stop_strings", "stop_sequences"),
     )  # fmt: skip
     eos_token_id: int | Iterable[int] | None = option(
         token_ids(), "End the continuation at one of these token ids; an empty list for none.",
@@ -131,7 +133,7 @@ class GenerationOptions:
     )  # fmt: skip
     timeout_s: float | None = option(
         number(1e-9, sys.float_info.max, "a number of seconds above 0"),
-        "End the continuation this many seconds after the call.",
+        "End the continuation this many seconds after the call, or after a stream's first piece was asked for.",
         Flag("--timeout", "S", float), default_text="none", elsewhere=("max_time", "timeout"),
     )  # fmt: skip
     cancel: Any = option(
@@ -216,7 +218,7 @@ class GenerationOptions:
         """
         unknown = [name for name in keywords if name not in OPTIONS]
         if unknown:
-            raise UnknownOptionError(f"unknown option {', '.join(unknown)}{_did_you_mean(unknown)}")
+            raise UnknownOptionError(f"unknown option {', '.join(unknown)}{did_you_mean(unknown, OPTIONS)}")
         if options is not None and not isinstance(options, cls):
             raise OptionError.bad_value("options", options, "a GenerationOptions; give single options by keyword")
         if options is None:
@@ -272,19 +274,6 @@ OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in 
 GenerationOptions.__doc__ = "\n".join(
     [f"{GenerationOptions.__doc__}\n", *(f"    {name}: {declared.help}" for name, declared in OPTIONS.items())]
 )
-
-
-def _did_you_mean(unknown: Sequence[str]) -> str:
-    """Return the near names, as the end of a message; all names unless each unknown one has a near one."""
-    import difflib
-
-    near = [
-        [known for known, declared in OPTIONS.items() if name in declared.elsewhere]
-        or difflib.get_close_matches(name, OPTIONS, 1, 0.5)
-        for name in unknown
-    ]
-    question = f"; did you mean {', '.join(name for names in near for name in names)}?" if any(near) else ""
-    return question if all(near) else f"{question} (accepted: {', '.join(OPTIONS)})"
 
 
 def _word_ids(word: str | tuple[int, ...], encode: Callable[[str], Sequence[int]] | None) -> tuple[int, ...]:

@@ -33,8 +33,8 @@ def check_ids(vocab: dict[str, Any], *, source: str) -> dict[str, int]:
 
 
 def read_merges_text(path: Path) -> str:
-    """Return the text of a merges.txt, without a byte-order mark. Raises BundleError."""
-    return read_text(path, encoding="utf-8-sig")
+    """Return the text of a merges.txt. Raises BundleError."""
+    return read_text(path)
 
 
 def parse_merges(text: str, *, source: str) -> list[tuple[str, str]]:

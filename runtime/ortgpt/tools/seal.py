@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 from ortgpt.bundle.checked_json import read_json_object
-from ortgpt.bundle.files import locked_folder, reading, replace_file
+from ortgpt.bundle.files import reading
 from ortgpt.bundle.folder import built_in_bundle, describe_files, find_listed, not_intact, read_manifest
 from ortgpt.bundle.manifest import sealed_text
+from ortgpt.bundle.writing import locked_folder, replace_file
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, OptionError, shown
 from ortgpt.options.generation_config import read_generation_config

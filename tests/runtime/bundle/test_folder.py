@@ -21,8 +21,8 @@ import pytest
 import ortgpt
 from ortgpt import BundleError, BundleNotFoundError, EngineError
 from ortgpt.bundle.external_data import external_files
-from ortgpt.bundle.files import locked_folder
 from ortgpt.bundle.folder import open_bundle, sha256_of
+from ortgpt.bundle.writing import locked_folder
 from ortgpt.cli.report import info_lines
 from ortgpt.contract import File
 from ortgpt.text.tokenizer import Tokenizer

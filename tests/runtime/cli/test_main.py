@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,17 @@ def test_score(small_bundle: Path, small: ortgpt.Generator, tmp_path: Path) -> N
     for bad in (run("score", small_bundle, tmp_path / "bad.txt"), run("generate", small_bundle, "-", stdin=b"\xff")):
         assert bad.exit_code == 1
         assert "not UTF-8" in bad.stderr
+
+
+def test_a_number_that_is_not_finite_is_null(small_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON has neither Infinity nor NaN."""
+    score = ortgpt.Score(nll=1e5, tokens=2, text_bytes=1, token_ids=[1, 2], token_logprobs=[-1e5, -math.inf])
+    assert score.perplexity == math.inf
+    monkeypatch.setattr(ortgpt.Generator, "score", lambda *args, **keywords: score)
+    text = run("score", small_bundle, "--json", "--logprobs", stdin="a").stdout
+    found = json.loads(text, parse_constant=pytest.fail)
+    assert (found["perplexity"], found["nll"], found["token_logprobs"]) == (None, 1e5, [-1e5, None])
+    assert "inf" in run("score", small_bundle, stdin="a").stdout
 
 
 def test_info(small_bundle: Path) -> None:

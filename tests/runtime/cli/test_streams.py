@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import ortgpt
 from support import reseal, write_checkpoint
 
 fcntl = pytest.importorskip("fcntl", reason="a POSIX shell closes and fills the streams")
@@ -70,6 +72,112 @@ def test_a_prompt_that_is_no_utf8_is_refused_as_on_standard_input(line: str, sma
     assert "PROMPT is not UTF-8 text from character 3 on" in done.stderr.decode()
 
 
+MARK = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ORTGPT score $1 $2 --json",
+        "ORTGPT score $1 --json < $2",
+        "cat $2 | ORTGPT score $1 - --json",
+        "ORTGPT generate $1 - --echo --max-new-tokens 5 < $2",
+        "cat $2 | ORTGPT generate $1 --echo --max-new-tokens 5",
+        'ORTGPT generate $1 "$(cat $2)" --echo --max-new-tokens 5',
+        "ORTGPT chat $1 --max-new-tokens 5 < $2",
+        'ORTGPT chat $1 "$(cat $2)" --max-new-tokens 5 < /dev/null',
+        "ORTGPT generate $1 --input $2 --input-format text --max-new-tokens 5 | sed 's/.timings.*//'",
+    ],
+)
+def test_a_byte_order_mark_is_no_text(command: str, small_bundle: Path, tmp_path: Path) -> None:
+    for name, data in (("with", MARK + b"It is a truth"), ("without", b"It is a truth")):
+        (tmp_path / name).write_bytes(data)
+    found = [shell(command, small_bundle, tmp_path / name) for name in ("with", "without")]
+    assert [done.returncode for done in found] == [0, 0]
+    assert found[0].stdout == found[1].stdout != b""
+
+
+def test_a_byte_order_mark_elsewhere_is_text(small_bundle: Path, small: ortgpt.Generator) -> None:
+    done = shell("printf 'a\\357\\273\\277b' | ORTGPT score $1 --json", small_bundle)
+    assert json.loads(done.stdout)["nll"] == pytest.approx(small.score("a\ufeffb").nll)
+    assert json.loads(done.stdout)["tokens"] == len(small.tokenizer.encode("a\ufeffb"))
+
+
+def test_a_schema_with_a_byte_order_mark(small_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_bytes(MARK + b'{"type": "boolean"}')
+    done = shell("ORTGPT generate $1 a --grammar-json-schema $2", small_bundle, tmp_path / "schema.json")
+    assert (done.returncode, done.stdout in (b"true\n", b"false\n")) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ORTGPT score $1 $2", "ORTGPT generate $1 < $2", "ORTGPT generate $1 - < $2", "ORTGPT chat $1 < $2",
+        "ORTGPT generate $1 --input $2", "ORTGPT generate $1 a --grammar-json-schema $2",
+    ],
+)  # fmt: skip
+def test_utf16_is_named(command: str, small_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes("\ufeffIt is a truth\n".encode("utf-16-le"))
+    done = shell(command, small_bundle, tmp_path / "text")
+    assert (done.returncode, done.stdout) == (1, b"")
+    lines = [line for line in done.stderr.decode().splitlines() if line.startswith("Error: ")]
+    assert len(lines) == 1
+    assert "is UTF-16 text by its byte-order mark" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "prompt"),
+    [
+        ("echo hello | ORTGPT generate $1 --max-new-tokens 5", "hello\n"),
+        ("printf hello | ORTGPT generate $1 --max-new-tokens 5 --json", "hello"),
+        ("printf hello > $2; ORTGPT generate $1 --max-new-tokens 5 < $2", "hello"),
+        ("(sleep 2; printf hello) | ORTGPT generate $1 --max-new-tokens 5", "hello"),
+        ("echo hello | ORTGPT generate $1 'a man' --max-new-tokens 5", "a man"),
+        (": | ORTGPT generate $1 --max-new-tokens 5", ""),
+        ("ORTGPT generate $1 --max-new-tokens 5 < /dev/null", ""),
+        ("ORTGPT generate $1 --max-new-tokens 5 <&-", ""),
+    ],
+)
+def test_a_pipe_or_a_file_is_the_prompt_that_the_command_line_lacks(
+    command: str, prompt: str, small_bundle: Path, small: ortgpt.Generator, tmp_path: Path
+) -> None:
+    done = shell(command, small_bundle, tmp_path / "text", stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    want = small.generate(prompt, max_new_tokens=5).text
+    assert (json.loads(done.stdout)["text"] if "--json" in command else done.stdout.decode()[:-1]) == want
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_a_standard_input_that_never_ends_is_not_waited_for(
+    kind: str, small_bundle: Path, small: ortgpt.Generator
+) -> None:
+    """A program may inherit the pipe or socket of another, which nobody writes to or closes."""
+    ours, theirs = socket.socketpair()
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-m", "ortgpt", "generate", str(small_bundle), "--max-new-tokens", "5"]
+    done = subprocess.run(
+        command, stdin=read_end if kind == "pipe" else theirs.fileno(), capture_output=True, check=False, timeout=120
+    )
+    for end in (read_end, write_end):
+        os.close(end)
+    ours.close()
+    theirs.close()
+    assert (done.returncode, done.stdout.decode()) == (0, small.generate("", max_new_tokens=5).text + "\n")
+    assert done.stderr.startswith(b"nothing came through standard input for 10 seconds, so a new text begins")
+
+
+def test_a_socket_is_read(small_bundle: Path, small: ortgpt.Generator) -> None:
+    """Node gives its child processes sockets for pipes."""
+    ours, theirs = socket.socketpair()
+    ours.sendall(b"hello")
+    ours.shutdown(socket.SHUT_WR)
+    command = [sys.executable, "-m", "ortgpt", "generate", str(small_bundle), "--max-new-tokens", "5"]
+    done = subprocess.run(command, stdin=theirs.fileno(), capture_output=True, check=False, timeout=120)
+    ours.close()
+    theirs.close()
+    assert done.stdout.decode() == small.generate("hello", max_new_tokens=5).text + "\n"
+
+
 def test_paths_that_are_no_utf8_are_refused(small_bundle: Path, tmp_path: Path) -> None:
     named = os.fsencode(tmp_path) + b"/\xff"
     shutil.copytree(small_bundle, os.fsdecode(named))
@@ -112,12 +220,12 @@ def test_two_runs_do_not_write_one_file(small_bundle: Path, tmp_path: Path) -> N
 
 def test_a_file_of_prompts_with_odd_lines(small_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text(json.dumps({"prompt": "a", "logit_bias": {"9" * 5000: 1}}) + "\n")
-    done = shell("ORTGPT generate $1 --input $2", small_bundle, tmp_path / "prompts")
+    done = shell("ORTGPT generate $1 --input $2 --strict", small_bundle, tmp_path / "prompts")
     assert done.returncode == 2
     assert "prompts line 1: --logit-bias = " in done.stderr.decode()
     assert len(done.stderr) < 1000
     (tmp_path / "prompts").write_text(json.dumps({"prompt": "a", "cancel": 1}) + "\n")
-    done = shell("ORTGPT generate $1 --input $2", small_bundle, tmp_path / "prompts")
+    done = shell("ORTGPT generate $1 --input $2 --strict", small_bundle, tmp_path / "prompts")
     assert "line 1: cancel = 1 (accepted" in done.stderr.decode()
     (tmp_path / "prompts").write_text('"a"\n')
     (tmp_path / "out").write_text("[" * 100_000 + "\n")

@@ -114,6 +114,8 @@ def test_an_assistant_by_its_path(small_bundle: Path, small: ortgpt.Generator) -
         (["--num-beams", "0"], ["--num-beams = 0"]),
         (["--early-stopping", "soon", "--num-beams", "2"], ["--early-stopping = 'soon'", '"never"']),
         (["--output", "x.jsonl"], ["--output needs --input"]),
+        (["--strict"], ["--strict needs --input"]),
+        (["a", "--input-format", "text"], ["--input-format needs --input"]),
         (["a", "--input", "x.jsonl", "--output", "y"], ["PROMPT cannot be combined with --input"]),
         (["--input", "x.jsonl", "--echo"], ["--echo cannot be combined with --input"]),
         (["--greedy", "--seed", "3"], ["--seed = 3 would have no effect with --greedy"]),
@@ -210,10 +212,10 @@ def test_several_continuations_of_a_file_of_prompts(small_bundle: Path, tmp_path
         ("[" * 100000, "line 2: not JSON"),
     ],
 )
-def test_a_bad_line_is_named_before_any_work(small_bundle: Path, tmp_path: Path, line: str, part: str) -> None:
+def test_a_strict_run_names_a_bad_line_first(small_bundle: Path, tmp_path: Path, line: str, part: str) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(f'"a"\n{line}\n')
-    result = run("generate", small_bundle, "--input", source, "--output", target)
+    result = run("generate", small_bundle, "--input", source, "--output", target, "--strict")
     assert result.exit_code in (1, 2)
     assert part in result.stderr
     assert not target.exists()

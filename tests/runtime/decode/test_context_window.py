@@ -93,6 +93,29 @@ def test_what_does_not_fit_is_refused_with_the_numbers(small: ortgpt.Generator) 
             small.generate(ids, **options)
 
 
+def test_what_does_not_fit_is_named_with_what_would_help_it(small: ortgpt.Generator) -> None:
+    fits, long = [1], [1] * 100
+    plain = GenerationOptions(max_new_tokens=5)
+    truncated, cut = (GenerationOptions(max_new_tokens=most, context_overflow="truncate") for most in (5, 70))
+    sliding = GenerationOptions(max_new_tokens=70, context_overflow="slide")
+    for prompts, options, named, helps in (
+        ([fits, fits, long], [truncated, plain, plain],
+         "prompts[2]: a prompt of 100 tokens and 5 new", '= "truncate", which shortens the prompt, or "slide"'),
+        ([long, fits, fits], [sliding, plain, cut], "prompts[2]: a prompt of 1 tokens and 70 new", '= "slide", which'),
+        ([fits, long], [sliding, plain], "prompts[1]: a prompt of 100", '= "truncate", which'),
+    ):  # fmt: skip
+        with pytest.raises(ContextLengthError) as caught:
+            small.generate_batch(prompts, options)
+        message = str(caught.value)
+        assert message.startswith(named)
+        assert f"give context_overflow {helps}" in message
+    with pytest.raises(ContextLengthError, match=r"^prompts\[1\]: .* exceed the context"):
+        small.generate_batch([fits, long], num_return_sequences=3, seed=1, max_new_tokens=5)
+    with pytest.raises(ContextLengthError, match="exceed the context") as caught:
+        small.generate(long, num_beams=2, max_new_tokens=5)
+    assert "context_overflow" not in str(caught.value)  # which beams do not have
+
+
 def test_penalties_see_what_slid_out(small: ortgpt.Generator) -> None:
     options = GenerationOptions(context_overflow="slide", max_new_tokens=150, eos_token_id=[], no_repeat_ngram_size=1)
     done = small.generate([1, 2, 3], options)

@@ -68,3 +68,12 @@ def test_masked_tokens_have_no_probability(small: ortgpt.Generator) -> None:
         logits = small.engine.prefill(small.engine.new_cache(1, 3), [[0, 5, 190]], np.arange(3)[None])[0][:, :200]
     want = torch.log_softmax(torch.from_numpy(logits).double(), -1)[range(3), ids]
     assert score_ids(masked, 0, ids, 3).token_logprobs == pytest.approx(want.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("text", ["a\ud83d\ude00b", "a\ud83db", "\udc00", "\udc00\ud800 a", "a 😀 日本"])
+def test_the_bytes_of_a_score_are_those_that_were_encoded(small: ortgpt.Generator, text: str) -> None:
+    """A surrogate pair is the character that it stands for, half of one U+FFFD: as UTF-16 decoders have it."""
+    meant = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    score = small.score(text)
+    assert score.token_ids == small.score(meant).token_ids
+    assert score.text_bytes == len(meant.encode()) == small.score(score.token_ids).text_bytes
