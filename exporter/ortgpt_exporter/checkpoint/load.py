@@ -115,11 +115,12 @@ def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
         )
     tokens = place if source.tokenizer is None else _locate(source.tokenizer, hub.TOKENIZER, on_progress)
     adapter = None if source.adapter is None else _locate(source.adapter, hub.ADAPTER, on_progress)
+    notes: list[str] = []
     if is_file:
-        gpt = load_nanogpt(place.path, activation_function=source.activation or "gelu")
+        gpt = load_nanogpt(place.path, activation_function=source.activation or "gelu", on_note=notes.append)
         weights = [place.path]
     else:
-        gpt = load_gpt(place.path)
+        gpt = load_gpt(place.path, on_note=notes.append)
         weights = weight_files(place.path)
     files = read_tokenizer(tokens.path)
     if gpt.config.vocab_size < files.tokenizer.vocab_size:
@@ -133,13 +134,13 @@ def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
     if adapter is not None:
         merge_adapter(gpt, adapter.path)
         weights.append(adapter_file(adapter.path))
-    notes = (note for each in (place, tokens, adapter) if each for note in each.notes)
+    places = (note for each in (place, tokens, adapter) if each for note in each.notes)
     return Checkpoint(
         gpt=gpt,
         tokenizer_files=files,
         generation_config=_generation_config(place.path, gpt, files.tokenizer.vocab_size),
         source=_source(place, adapter, weights),
-        notes=tuple(dict.fromkeys((*notes, *_weight_notes(place, weights, gpt), *files.notes))),
+        notes=tuple(dict.fromkeys((*places, *_weight_notes(place, weights, gpt), *notes, *files.notes))),
     )
 
 
