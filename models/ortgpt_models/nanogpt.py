@@ -23,6 +23,7 @@ from ortgpt_models.state_dict import assemble_gpt, parameter_names
 from ortgpt_models.tensor_files import StoredTensor, load_torch_file, state_tensors
 from ortgpt_models.tensor_names import name_tensors
 
+_COMPILED = "_orig_mod."  # what torch.compile leaves, and nanoGPT itself removes
 # Our name of each size by nanoGPT's.
 _SIZES = {name: name for name in ("n_layer", "n_head", "n_embd", "vocab_size")} | {"block_size": "n_positions"}
 
@@ -32,10 +33,10 @@ def load_nanogpt(
 ) -> GPT:
     """Load the network of a nanoGPT `ckpt.pt` in float32, in evaluation mode, without bos and eos ids.
 
-    A checkpoint does not state its activation: exact GELU ("gelu"), or, if it was trained before mid-2023, the tanh
-    approximation ("gelu_new"). `on_note` gets a line for what was left out of the file: the prefix that torch.compile
-    or DistributedDataParallel leaves, tensors beside the network. Raises ModelError if the file would have to run code
-    or is of another kind, or naming every size and tensor that does not fit.
+    A checkpoint does not state its activation, one of config.ACTIVATIONS: exact GELU ("gelu"), or, if it was trained
+    before mid-2023, the tanh approximation ("gelu_new"); forks have others. `on_note` gets a line for what was left out
+    of the file: the prefix of a wrapper, tensors beside the network. Raises ModelError if the file would have to run
+    code or is of another kind, or naming every size and tensor that does not fit.
     """
     path = Path(path)
     model, args = _parts(path, load_torch_file(path, numpy_scalars=True))
@@ -43,9 +44,8 @@ def load_nanogpt(
     try:
         config = _config(args, activation_function)
         has_bias = args.get("bias", True)
-        named = name_tensors(
-            stored, [name for name in parameter_names(config) if has_bias or not name.endswith(".bias")]
-        )
+        required = [name for name in parameter_names(config) if has_bias or not name.endswith(".bias")]
+        named = name_tensors(stored, required, usual_wrapper=_COMPILED)
         with torch.device("meta"):
             gpt = GPT(config)
         _transpose_linear(gpt, named.tensors)

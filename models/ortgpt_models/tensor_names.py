@@ -34,13 +34,15 @@ class NamedTensors:
     """What was left out: a prefix, tensors beside the network."""
 
 
-def name_tensors(stored: Mapping[str, StoredTensor], required: Collection[str]) -> NamedTensors:
+def name_tensors(
+    stored: Mapping[str, StoredTensor], required: Collection[str], *, usual_wrapper: str = ""
+) -> NamedTensors:
     """Return the tensors of the network that has all the names in `required`, except perhaps the token embedding.
 
     A prefix that wrappers left before the whole network (`module.`, `_orig_mod.`, `model.`) is removed. Tensors outside
     the network, such as the head of a classifier, are left out, as `transformers` leaves them out. Causal masks are
-    left out without a note. Raises ModelError if the file holds no GPT-2 network or several, or pieces of one under
-    different prefixes.
+    left out without a note, and so is the prefix `usual_wrapper`. Raises ModelError if the file holds no GPT-2 network
+    or several, or pieces of one under different prefixes.
     """
     wrapper = _find_wrapper(stored, required)
     named = NamedTensors()
@@ -57,7 +59,7 @@ def name_tensors(stored: Mapping[str, StoredTensor], required: Collection[str]) 
     if outer_head in beside and HEAD not in named.tensors:
         beside.remove(outer_head)
         named.tensors[HEAD] = stored[outer_head]
-    if wrapper:
+    if wrapper != usual_wrapper and wrapper:
         example = next(tensor.key for name, tensor in named.tensors.items() if name in required)
         named.notes.append(f"the prefix {wrapper} before the network's tensors, as in {example}, was left out")
     if beside:

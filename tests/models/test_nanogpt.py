@@ -194,13 +194,13 @@ def test_biases_that_model_args_denies_are_refused(tmp_path: Path) -> None:
 def test_an_untied_head_and_one_beside_it(tmp_path: Path, bias: bool) -> None:
     model = make(bias=bias)
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().flip(0))
-    state = {f"_orig_mod.{key}": value for key, value in model.state_dict().items()} | {"v_head.bias": torch.ones(1)}
+    state = {f"module.{key}": value for key, value in model.state_dict().items()} | {"v_head.bias": torch.ones(1)}
     path = write(tmp_path / "ckpt.pt", state, bias=bias)
     assert_same(path, model)
     notes: list[str] = []
     assert not load_nanogpt(path, on_note=notes.append).config.tie_word_embeddings
     assert len(notes) == 2
-    assert "the prefix _orig_mod. before" in notes[0]
+    assert "the prefix module. before" in notes[0]
     assert "v_head.bias" in notes[1]
 
 

@@ -53,7 +53,7 @@ class CheckpointSource:
     revision: str | None = None
     """A branch, tag or commit hash of the hub id in `name` (default: its branch `main`)."""
     activation: str | None = None
-    """The activation of a nanoGPT file, which does not state it: "gelu" (the default) or "gelu_new"."""
+    """The activation of a nanoGPT file, which does not state it, by its name in `transformers` (default: "gelu")."""
 
     def __post_init__(self) -> None:
         for field in ("name", "tokenizer", "adapter"):
