@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from transformers import AutoConfig, GPT2LMHeadModel
 
 import ortgpt
 from ortgpt.bundle.folder import Bundle, open_bundle
+from ortgpt.cli.report import info_lines
 from ortgpt_exporter import Quantization, export_bundle
 from ortgpt_exporter.evaluation.divergence import compare
 from ortgpt_exporter.evaluation.sample import split_rows
@@ -72,6 +75,7 @@ def test_an_untied_head_predicts_what_transformers_does(
     checkpoint = request.getfixturevalue(name)
     theirs = GPT2LMHeadModel.from_pretrained(checkpoint).eval()
     assert AutoConfig.from_pretrained(bundle.path).tie_word_embeddings is False
+    assert any("a head that is not the token embedding" in line for line in info_lines(open_bundle(bundle.path)))
     with ortgpt.load(bundle.path) as generator:
         ids = generator.generate(PROMPT, max_new_tokens=40, eos_token_id=[]).token_ids
         assert list(ids) == greedy_ids(theirs, PROMPT, 40)
@@ -161,3 +165,21 @@ def test_the_head_costs_what_the_note_says(bundles: dict[tuple[str, str], Bundle
     assert notes == []
     sizes = [sum(entry.size for entry in each.manifest.files.values()) for each in (plain, bundles["untied", "native"])]
     assert sizes[1] - sizes[0] == pytest.approx(4 * 300 * 64, abs=2000)
+
+
+def test_the_command_names_what_it_left_out_and_writes_the_language_model(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", seed=24)
+    model = GPT2LMHeadModel.from_pretrained(checkpoint).eval()
+    path = checkpoint / "model.safetensors"
+    wrapped = {f"module.{key}": value for key, value in load_file(path).items()}
+    save_file(wrapped | {"v_head.summary.weight": torch.ones(1, 48)}, path, metadata={"format": "pt"})
+    command = [sys.executable, "-m", "ortgpt", "export", str(checkpoint), "-o", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    notes = [line for line in done.stderr.splitlines() if line.startswith("Note: ")]
+    assert len(notes) == 2
+    assert "the prefix module. before the network's tensors, as in module.transformer." in notes[0]
+    assert "v_head.summary.weight" in notes[1]
+    with ortgpt.load(tmp_path / "out") as generator:
+        ids = generator.generate(PROMPT, max_new_tokens=30, eos_token_id=[]).token_ids
+    assert list(ids) == greedy_ids(model, PROMPT, 30)
