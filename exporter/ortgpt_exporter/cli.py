@@ -21,6 +21,7 @@ from ortgpt.cli.streams import printable, write_line
 from ortgpt.errors import OptionError
 from ortgpt.ort.package import install_hint
 from ortgpt_exporter.quantization.request import BITS, Quantization
+from ortgpt_models.config import ACTIVATIONS
 from ortgpt_models.errors import ModelError
 from ortgpt_models.progress import Progress
 from ortgpt_models.training_config import TrainingConfig
@@ -96,9 +97,10 @@ def _shared_options(command: Any) -> Any:
 @click.option("--revision", help="Branch, tag or commit of the hub id. [default: main]")
 @click.option(
     "--activation",
-    type=click.Choice(["gelu", "gelu_new"]),
-    help="Activation of a nanoGPT file, which does not state it; gelu_new if it was trained before mid-2023. "
-    "[default: gelu]",
+    metavar="NAME",
+    type=click.Choice(ACTIVATIONS),
+    help="Activation of a nanoGPT file, which does not state it, by its name in `transformers`; gelu_new if it was "
+    "trained before mid-2023. [default: gelu]",
 )
 @click.option("--bos-token-id", type=int, metavar="ID", help="Token that begins a text. [default: CHECKPOINT's]")
 @click.option(

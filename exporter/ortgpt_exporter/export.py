@@ -67,6 +67,8 @@ DTYPES = {
     (Flavour.NATIVE, Target.CUDA): (DType.FLOAT16,),
     (Flavour.PORTABLE, Target.CPU): (DType.FLOAT32, DType.FLOAT16, *BITS),
 }
+# Bytes that a weight of the head takes, with its part of the scales.
+_HEAD_BYTES = {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.INT8: 1 + 4 / 64, DType.INT4: 1 / 2 + 4 / 32}
 _logger = logging.getLogger("ortgpt_exporter")
 
 
@@ -140,12 +142,13 @@ def export_bundle(
             f"quantization.dtype = {shown(quantization.dtype)} with dtype {export_format.dtype!r} (accepted: the same)"
         )
     if export_format.dtype not in BITS:
-        return _export(source, out, export_format, force, on_progress, on_note)
+        return _export(source, out, export_format, export_format.dtype, force, on_progress, on_note)
     quantization = quantization or Quantization(dtype=export_format.dtype)
     check_quantization(quantization, flavour)
     float32 = replace(export_format, dtype=DType.FLOAT32, external_data=False)
     with scratch_folder(out) as folder:
-        bundle = _export(source, folder / "float32", float32, False, on_progress, on_note)
+        head_dtype = quantization.head_dtype or quantization.dtype
+        bundle = _export(source, folder / "float32", float32, head_dtype, False, on_progress, on_note)
         return quantize_opened(
             bundle, out, quantization, external_data=external_data, force=force, on_progress=on_progress
         )
@@ -155,16 +158,23 @@ def _export(
     source: CheckpointSource,
     out: Path,
     export_format: ExportFormat,
+    head_dtype: str,
     force: bool,
     on_progress: OnProgress,
     on_note: Callable[[str], None],
 ) -> Bundle:
-    """Write a bundle in float32 or float16, and return it opened."""
+    """Write a bundle in float32 or float16, and return it opened; `head_dtype` is what the head becomes in the end."""
     on_progress(Progress("loading the checkpoint", 0, 1))
     checkpoint = load_checkpoint(source, on_progress=on_progress)
+    config = checkpoint.gpt.config
     for note in checkpoint.notes:
         on_note(note)
-    steps = Steps(on_progress, 6 + check_count(checkpoint.gpt.config.n_positions), begun=1)  # after the loading
+    if not config.tie_word_embeddings:
+        megabytes = _HEAD_BYTES[head_dtype] * config.vocab_size * config.n_embd / 1e6
+        on_note(
+            f"the head is not the token embedding; as a matrix of its own it adds {megabytes:,.2f} MB in {head_dtype}"
+        )
+    steps = Steps(on_progress, 6 + check_count(config.n_positions), begun=1)  # after the loading
     with write_folder(out, replace=force) as folder:
         manifest = _write(checkpoint, export_format, folder, steps)
         manifest = replace(manifest, verification=_verify(folder, manifest, checkpoint, steps))

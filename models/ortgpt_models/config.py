@@ -8,12 +8,18 @@ from typing import Any
 
 from ortgpt_models.errors import ModelError
 
-ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu")
+# Names of `transformers` for the same function, up to rounding: GELU by a tanh, and by the error function.
+TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate", "gelu_fast")
+ERF_GELUS = ("gelu", "gelu_python")
+# All that `transformers` knows, except prelu and xielu, whose parameters no GPT-2 checkpoint holds.
+ACTIVATIONS = (
+    *TANH_GELUS, *ERF_GELUS, "gelu_10", "quick_gelu", "relu", "relu2", "relu6", "leaky_relu", "silu", "swish",
+    "hardswish", "mish", "tanh", "sigmoid", "laplace", "sqrtsoftplus", "linear",
+)  # fmt: skip
 
 # Keys of a Hugging Face GPT-2 config that change the computed function, with the values that `GPT` implements.
 FIXED_KEYS: Mapping[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
-    "tie_word_embeddings": (True, False),  # if false, the weights tell whether the head is the embedding all the same
     "add_cross_attention": (False,),
     "is_encoder_decoder": (False,),
     "pruned_heads": ({}, None),
@@ -46,7 +52,7 @@ class GPTConfig:
     """
 
     vocab_size: int = 50257
-    """Rows of the token embedding, which is also the head."""
+    """Rows of the token embedding, and of the head."""
     n_positions: int = 1024
     """Longest context, in tokens."""
     n_embd: int = 768
@@ -65,6 +71,8 @@ class GPTConfig:
     """Divide the query-key products by the square root of the head dimension."""
     scale_attn_by_inverse_layer_idx: bool = False
     """Divide them by the number of the layer, too, counted from 1."""
+    tie_word_embeddings: bool = True
+    """Whether the token embedding is the head, or the head is a matrix of its own."""
     initializer_range: float = 0.02
     """Standard deviation of the initial weights."""
     resid_pdrop: float = 0.1
@@ -142,7 +150,7 @@ class GPTConfig:
             check(name, _is_number(getattr(self, name)) and 0 < getattr(self, name) < 1, "a number between 0 and 1")
         for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
             check(name, _is_number(getattr(self, name)) and 0 <= getattr(self, name) < 1, "a number from 0 to below 1")
-        for name in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx"):
+        for name in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "tie_word_embeddings"):
             check(name, isinstance(getattr(self, name), bool), "true or false")
         for name in ("bos_token_id", "eos_token_id"):
             value = getattr(self, name)

@@ -6,21 +6,15 @@ sees the tokens of one call; an exporter passes its own. Knows nothing of files,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ortgpt_models.activations import make_activation
 from ortgpt_models.config import GPTConfig
-
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "gelu_new": lambda: nn.GELU(approximate="tanh"),
-    "gelu": nn.GELU,
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-}
 
 
 class Attend(Protocol):
@@ -107,7 +101,7 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.c_fc = Conv1D(config.n_embd, config.inner_dim)
-        self.act = _ACTIVATIONS[config.activation_function]()
+        self.act = make_activation(config.activation_function)
         self.c_proj = Conv1D(config.inner_dim, config.n_embd)
         self.dropout = nn.Dropout(config.resid_pdrop)
 
@@ -135,7 +129,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """GPT-2 with its language-model head, which is the token embedding (Radford et al. 2019).
+    """GPT-2 with its language-model head (Radford et al. 2019).
+
+    The head is the token embedding, or the layer `lm_head` if the configuration does not tie the two.
 
     Initial weights are those of GPT-2: N(0, initializer_range), residual projections divided by √(2 n_layer),
     biases 0, LayerNorm (1, 0).
@@ -149,7 +145,20 @@ class GPT(nn.Module):
         self.drop = nn.Dropout(config.embd_pdrop)
         self.h = nn.ModuleList(Block(config, index) for index in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self._init_weights()
+
+    @property
+    def head(self) -> nn.Embedding | nn.Linear:
+        """The module whose `weight`, (vocab_size, n_embd), maps the last hidden state to logits."""
+        return self.wte if self.config.tie_word_embeddings else self.lm_head
+
+    def untie_head(self) -> None:
+        """Give the network a head of its own, with the values of the token embedding."""
+        self.config = replace(self.config, tie_word_embeddings=False)
+        self.lm_head = nn.Linear(self.config.n_embd, self.config.vocab_size, bias=False, device="meta")
+        self.lm_head.weight = nn.Parameter(self.wte.weight.detach().clone())
 
     def _init_weights(self) -> None:
         std = self.config.initializer_range
@@ -177,7 +186,7 @@ class GPT(nn.Module):
         computed (default: all).
         """
         x = self.hidden(input_ids, position_ids, attend=attend, logit_positions=logit_positions)
-        return F.linear(x, self.wte.weight)
+        return F.linear(x, self.head.weight)
 
     def hidden(
         self,

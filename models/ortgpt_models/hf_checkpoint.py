@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -15,8 +15,9 @@ from ortgpt_models.config import GPTConfig
 from ortgpt_models.errors import ModelError
 from ortgpt_models.files import file_is_there, read_json_object
 from ortgpt_models.gpt import GPT
-from ortgpt_models.state_dict import HEADS, assemble_gpt, name_tensors
+from ortgpt_models.state_dict import assemble_gpt, parameter_names
 from ortgpt_models.tensor_files import INDEX_SUFFIX, open_shards, open_tensor_file, shard_files
+from ortgpt_models.tensor_names import HEAD, name_tensors
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -29,6 +30,8 @@ WEIGHTS_SOURCES = (
 )
 
 _PREFIX = "transformer."
+# The language model, alone, without its tied head, and with a second head, which another note names.
+_LANGUAGE_MODELS = ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".ckpt", ".gguf", ".index")
 # How weights of other programs become the expected files, by a pattern of their names.
 _CONVERSIONS = {
@@ -54,12 +57,13 @@ def weight_files(folder: Path) -> list[Path]:
     return shard_files(source) if source.name.endswith(INDEX_SUFFIX) else [source]
 
 
-def load_gpt(folder: Path) -> GPT:
+def load_gpt(folder: Path, *, on_note: Callable[[str], None] = lambda note: None) -> GPT:
     """Load the network of a Hugging Face folder in float32, in evaluation mode.
 
     The weights come from the first of WEIGHTS_SOURCES that exists, in float32, float16 or bfloat16; those in float32
-    stay in the mapped file. Raises ModelError naming every missing, unexpected and misshapen tensor; or every one that
-    holds NaN or infinity; or a stored head that differs from the token embedding.
+    stay in the mapped file. `on_note` gets a line for a prefix and for tensors that were left out (see name_tensors),
+    and if the head is not what config.json says. Raises ModelError naming every missing, unexpected and misshapen
+    tensor; or every one that holds NaN or infinity.
     """
     folder = Path(folder)
     if folder.is_dir() and not file_is_there(folder / CONFIG_FILE):
@@ -68,24 +72,43 @@ def load_gpt(folder: Path) -> GPT:
     config = GPTConfig.from_dict(values)
     source = _find_source(folder)
     stored = open_shards(source) if source.name.endswith(INDEX_SUFFIX) else open_tensor_file(source)
-    tensors, faults = name_tensors(stored, re.compile(re.escape(_PREFIX)))
-    del stored  # so that each float16 tensor is freed once it is widened
-    if values.get("tie_word_embeddings") is False and not any(name in tensors for name in HEADS):
-        faults.append(
-            f"missing {HEADS[0]}, which {CONFIG_FILE} says is there (tie_word_embeddings = false); "
-            "set it to true if the head is the token embedding"
-        )
     try:
-        return assemble_gpt(config, tensors, faults)
+        named = name_tensors(stored, parameter_names(config))
+        del stored  # so that each float16 tensor is freed once it is widened
+        gpt = assemble_gpt(config, named)
     except ModelError as error:
         raise ModelError(f"{source}: {error}") from None
+    for note in (*named.notes, *_config_notes(values, gpt)):
+        on_note(f"{source.name}: {note}")
+    return gpt
+
+
+def _config_notes(values: Mapping[str, Any], gpt: GPT) -> list[str]:
+    """Return where the network is not what the values of config.json say."""
+    notes = []
+    if values.get("tie_word_embeddings", True) and not gpt.config.tie_word_embeddings:
+        notes.append(
+            f"{HEAD} differs from the token embedding, though {CONFIG_FILE} ties the two; it was taken for the head, "
+            "as `transformers` 5 does (earlier versions take the token embedding)"
+        )
+    architectures = values.get("architectures")
+    names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    if names and not set(names) & set(_LANGUAGE_MODELS):
+        notes.append(
+            f"{CONFIG_FILE} names the architecture {', '.join(names)}; only its language model was taken, whose head "
+            f"is {'the token embedding' if gpt.config.tie_word_embeddings else HEAD}"
+        )
+    return notes
 
 
 def save_gpt(gpt: GPT, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
     """Write config.json and model.safetensors (weights in `dtype`) into an existing folder. Raises OSError."""
     config = gpt.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
-    tensors = {_PREFIX + name: tensor.detach().to(dtype).contiguous() for name, tensor in gpt.state_dict().items()}
+    tensors = {
+        (name if name == HEAD else _PREFIX + name): tensor.detach().to(dtype).contiguous()
+        for name, tensor in gpt.state_dict().items()
+    }
     (folder / WEIGHTS_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))  # a full disk is an OSError this way
 
 

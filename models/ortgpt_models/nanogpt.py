@@ -7,8 +7,7 @@ often padded to 50,304 rows, which are kept. It names no end-of-text token.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,35 +19,44 @@ import torch
 from ortgpt_models.config import GPTConfig
 from ortgpt_models.errors import ModelError
 from ortgpt_models.gpt import GPT, Conv1D
-from ortgpt_models.state_dict import assemble_gpt, name_tensors
+from ortgpt_models.state_dict import assemble_gpt, parameter_names
 from ortgpt_models.tensor_files import StoredTensor, load_torch_file, state_tensors
+from ortgpt_models.tensor_names import name_tensors
 
+_COMPILED = "_orig_mod."  # what torch.compile leaves, and nanoGPT itself removes
 # Our name of each size by nanoGPT's.
 _SIZES = {name: name for name in ("n_layer", "n_head", "n_embd", "vocab_size")} | {"block_size": "n_positions"}
-_PREFIX = re.compile(r"((_orig_mod|module)\.)*(transformer\.)?")  # torch.compile, DistributedDataParallel
 
 
-def load_nanogpt(path: Path, *, activation_function: str = "gelu") -> GPT:
+def load_nanogpt(
+    path: Path, *, activation_function: str = "gelu", on_note: Callable[[str], None] = lambda note: None
+) -> GPT:
     """Load the network of a nanoGPT `ckpt.pt` in float32, in evaluation mode, without bos and eos ids.
 
-    A checkpoint does not state its activation: exact GELU ("gelu"), or, if it was trained before mid-2023, the tanh
-    approximation ("gelu_new"). Raises ModelError if the file would have to run code or is of another kind, or naming
-    every size and tensor that does not fit.
+    A checkpoint does not state its activation, one of config.ACTIVATIONS: exact GELU ("gelu"), or, if it was trained
+    before mid-2023, the tanh approximation ("gelu_new"); forks have others. `on_note` gets a line for what was left out
+    of the file: the prefix of a wrapper, tensors beside the network. Raises ModelError if the file would have to run
+    code or is of another kind, or naming every size and tensor that does not fit.
     """
     path = Path(path)
     model, args = _parts(path, load_torch_file(path, numpy_scalars=True))
     stored = state_tensors(path, model)
     try:
         config = _config(args, activation_function)
-        tensors, faults = name_tensors(stored, _PREFIX)
+        has_bias = args.get("bias", True)
+        required = [name for name in parameter_names(config) if has_bias or not name.endswith(".bias")]
+        named = name_tensors(stored, required, usual_wrapper=_COMPILED)
         with torch.device("meta"):
             gpt = GPT(config)
-        _transpose_linear(gpt, tensors)
-        if not args.get("bias", True):
-            faults += _add_zero_biases(gpt, tensors)
-        return assemble_gpt(config, tensors, faults)
+        _transpose_linear(gpt, named.tensors)
+        if not has_bias:
+            named.faults.extend(_add_zero_biases(gpt, named.tensors))
+        gpt = assemble_gpt(config, named)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
+    for note in named.notes:
+        on_note(f"{path.name}: {note}")
+    return gpt
 
 
 def _parts(path: Path, checkpoint: Any) -> tuple[Mapping[str, Any], dict[str, Any]]:

@@ -1,9 +1,10 @@
-"""Build a network in float32 from stored tensors: match names, check shapes. Knows no file and no format."""
+"""Build a network in float32 from its stored tensors: check shapes, read, tie the head. Knows no file and no format."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,63 +13,71 @@ from ortgpt_models.config import GPTConfig
 from ortgpt_models.errors import ModelError
 from ortgpt_models.gpt import GPT
 from ortgpt_models.tensor_files import StoredTensor, faults_of, is_finite
+from ortgpt_models.tensor_names import EMBEDDING, HEAD, OLD_HEAD, NamedTensors, left_out
 
-# Names of a stored head, which is not a parameter of `GPT`: today's, and that of the first DialoGPT files.
-HEADS = ("lm_head.weight", "lm_head.decoder.weight")
-# Causal masks that old `transformers` and nanoGPT stored as buffers of each layer; the mask is not a weight.
-MASK_BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
+_LAYER = re.compile(r"h\.(\d+)\.")
 
 
-def name_tensors(
-    tensors: Mapping[str, StoredTensor], prefix: re.Pattern[str]
-) -> tuple[dict[str, StoredTensor], list[str]]:
-    """Return the tensors by their names in `GPT`, which are their keys without a leading `prefix`, and all faults.
+def parameter_names(config: GPTConfig) -> list[str]:
+    """Return the names of a network's tensors, without that of an untied head."""
+    return list(_shapes(replace(config, tie_word_embeddings=True)))
 
-    Masks are left out. A fault is a name that two keys share.
+
+def assemble_gpt(config: GPTConfig, named: NamedTensors) -> GPT:
+    """Build the network of `config`, in evaluation mode; `named` has no tensors afterwards, and perhaps more notes.
+
+    A stored head that differs from the token embedding is taken even if `config` ties the two, as in `transformers` 5;
+    one that equals it is tied even if `config` does not. If only the head is stored and `config` ties the two, it is
+    the embedding, too. Raises ModelError with the faults in `named` and every missing, unexpected and misshapen tensor;
+    or else with every tensor that holds NaN or infinity.
     """
-    named: dict[str, StoredTensor] = {}
-    faults = []
-    for key, stored in tensors.items():
-        match = prefix.match(key)
-        name = key[match.end() :] if match else key
-        if name in named:
-            faults.append(f"{name} occurs twice, as {named[name].key} and {key}")
-        if not MASK_BUFFERS.fullmatch(name):
-            named[name] = stored
-    return named, faults
-
-
-def assemble_gpt(config: GPTConfig, tensors: dict[str, StoredTensor], faults: Iterable[str] = ()) -> GPT:
-    """Build the network of `config` from `tensors` by name, in evaluation mode; `tensors` is empty afterwards.
-
-    Raises ModelError with `faults` and every missing, unexpected and misshapen tensor; or else with every tensor that
-    holds NaN or infinity; or else if a stored head differs from the token embedding.
-    """
-    with torch.device("meta"):
-        gpt = GPT(config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in gpt.state_dict().items()}
-    heads = [tensors.pop(name) for name in HEADS if name in tensors]
-    faults = [*faults, *_misfits(shapes, tensors)]
-    faults += [fault for head in heads for fault in faults_of(head, shapes["wte.weight"])]
+    tensors = named.tensors
+    if config.tie_word_embeddings and EMBEDDING not in tensors and HEAD in tensors:
+        tensors[EMBEDDING] = tensors.pop(HEAD)
+        named.notes.append(
+            f"the token embedding is not stored; {tensors[EMBEDDING].key}, which is tied to it, was read"
+        )
+    old_head = tensors.pop(OLD_HEAD, None)
+    shapes = _shapes(replace(config, tie_word_embeddings=config.tie_word_embeddings and HEAD not in tensors))
+    faults = [*named.faults, *_misfits(config, shapes, tensors)]
     if faults:
         raise ModelError(f"the tensors do not fit the configuration: {'; '.join(faults)}")
     state = _read(shapes, tensors)
-    for head in heads:
-        if not torch.equal(head.read(), state["wte.weight"]):
-            raise ModelError(
-                f"{head.key} differs from the token embedding; only a tied head (one tensor for both) is supported"
-            )
+    if HEAD in state and torch.equal(state[HEAD], state[EMBEDDING]):
+        del state[HEAD]
+    if old_head is not None and not _equals(old_head, state[EMBEDDING]):
+        named.notes.append(left_out([old_head.key]))
+    with torch.device("meta"):
+        gpt = GPT(replace(config, tie_word_embeddings=HEAD not in state))
     gpt.load_state_dict(state, assign=True)
     return gpt.eval()
 
 
-def _misfits(shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, StoredTensor]) -> list[str]:
+def _shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in GPT(config).state_dict().items()}
+
+
+def _misfits(
+    config: GPTConfig, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, StoredTensor]
+) -> list[str]:
     faults = [f"missing {name} {shape}" for name, shape in shapes.items() if name not in tensors]
-    faults += [f"unexpected {stored.key}" for name, stored in tensors.items() if name not in shapes]
+    if HEAD in shapes and HEAD not in tensors:
+        faults.append(
+            "tie_word_embeddings = false says that the head is stored; set it to true if the token embedding is it"
+        )
     for name, stored in tensors.items():
         if name in shapes:
             faults += faults_of(stored, shapes[name])
+        else:
+            layer = _LAYER.match(name)
+            beyond = layer is not None and int(layer[1]) >= config.n_layer
+            faults.append(f"unexpected {stored.key}" + (f" (n_layer = {config.n_layer})" if beyond else ""))
     return faults
+
+
+def _equals(stored: StoredTensor, tensor: Tensor) -> bool:
+    return not faults_of(stored, tuple(tensor.shape)) and torch.equal(stored.read(), tensor)
 
 
 def _read(names: Iterable[str], tensors: dict[str, StoredTensor]) -> dict[str, Tensor]:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers.activations import ACT2FN
 
 from ortgpt_models import GPT, GPTConfig
+from ortgpt_models.config import ACTIVATIONS
 from ortgpt_models.gpt import merge_heads, split_heads
 from support import random_model
 
@@ -62,6 +64,21 @@ def test_logits_equal_those_of_transformers(shape: dict[str, Any]) -> None:
     gpt, theirs = make_pair(shape)
     ids = torch.randint(shape["vocab_size"], (3, shape["n_positions"]))
     assert (gpt(ids) - theirs(ids).logits).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@torch.no_grad()
+def test_activations_are_those_of_transformers_by_the_same_name(name: str) -> None:
+    gpt, theirs = make_pair(SHAPES[0] | {"n_layer": 1, "activation_function": name})
+    act = gpt.h[0].mlp.act  # type: ignore[union-attr]
+    x = torch.linspace(-12, 12, 4801)
+    assert (act(x) - theirs.transformer.h[0].mlp.act(x)).abs().max() <= 2e-6  # type: ignore[operator]
+    ids = torch.arange(40)[None]
+    assert (gpt(ids) - theirs(ids).logits).abs().max() <= 1e-4
+
+
+def test_all_activations_of_transformers_are_known_but_those_with_parameters() -> None:
+    assert set(ACT2FN) - set(ACTIVATIONS) == {"prelu", "xielu"}
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
-from ortgpt_models import ModelError, load_gpt, save_gpt, weight_files
+from ortgpt_models import GPT, ModelError, load_gpt, save_gpt, weight_files
 from support import random_model, write_checkpoint
 
 SHAPE = {
@@ -43,6 +43,11 @@ def assert_same_as_transformers(folder: Path) -> None:
     ids = torch.arange(40)[None] * 7 % 300
     theirs = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
     assert (load_gpt(folder)(ids) - theirs(ids).logits).abs().max() <= 1e-4
+
+
+def load_with_notes(folder: Path) -> tuple[GPT, list[str]]:
+    notes: list[str] = []
+    return load_gpt(folder, on_note=notes.append), notes
 
 
 def test_folder_written_by_transformers(folder: Path) -> None:
@@ -78,7 +83,10 @@ def test_every_fault_is_named_at_once(folder: Path) -> None:
         del tensors["transformer.h.1.ln_2.weight"], tensors["transformer.ln_f.bias"]
         tensors["transformer.wpe.weight"] = torch.zeros(63, 48)
         tensors["transformer.h.0.attn.c_attn.bias"] = torch.zeros(144, dtype=torch.int8)
-        return tensors | {"score.weight": torch.zeros(2, 48), "transformer.h.2.ln_1.bias": torch.zeros(48)}
+        return tensors | {
+            "transformer.h.2.ln_1.bias": torch.zeros(48),
+            "transformer.h.0.crossattention.c_attn.weight": torch.zeros(48, 96),
+        }
 
     rewrite(folder, damage)
     with pytest.raises(ModelError) as caught:
@@ -89,18 +97,143 @@ def test_every_fault_is_named_at_once(folder: Path) -> None:
         "missing ln_f.bias (48,)",
         "transformer.wpe.weight has shape (63, 48), expected (64, 48)",
         "transformer.h.0.attn.c_attn.bias has dtype I8",
-        "unexpected score.weight",
-        "unexpected transformer.h.2.ln_1.bias",
+        "unexpected transformer.h.2.ln_1.bias (n_layer = 2)",
+        "unexpected transformer.h.0.crossattention.c_attn.weight",
     ):
         assert part in message
 
 
-def test_a_head_equal_to_the_embedding_is_taken_and_another_refused(folder: Path) -> None:
+def test_a_head_equal_to_the_embedding_is_tied_to_it(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors | {"lm_head.weight": tensors["transformer.wte.weight"].clone()})
-    load_gpt(folder)
-    rewrite(folder, lambda tensors: tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1})
-    with pytest.raises(ModelError, match=r"lm_head\.weight differs from the token embedding"):
+    gpt, notes = load_with_notes(folder)
+    assert gpt.config.tie_word_embeddings
+    assert not any("lm_head" in name for name in gpt.state_dict())
+    assert notes == []
+
+
+@pytest.mark.parametrize("tied", [True, False, None])
+def test_another_head_is_taken_as_transformers_takes_it(folder: Path, tied: bool | None) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    del values["tie_word_embeddings"]
+    (folder / "config.json").write_text(json.dumps(values | ({} if tied is None else {"tie_word_embeddings": tied})))
+    rewrite(folder, lambda tensors: tensors | {"lm_head.weight": tensors["transformer.wte.weight"].flip(0) * 2})
+    gpt, notes = load_with_notes(folder)
+    assert not gpt.config.tie_word_embeddings
+    assert_same_as_transformers(folder)
+    assert bool(notes) == (tied is not False)
+    assert all("lm_head.weight differs from the token embedding, though config.json ties" in note for note in notes)
+
+
+def test_a_head_that_is_not_finite_is_refused(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors | {"lm_head.weight": torch.full((300, 48), float("nan"))})
+    with pytest.raises(ModelError, match=r"lm_head\.weight holds NaN or infinity"):
         load_gpt(folder)
+
+
+def test_the_embedding_of_a_file_that_stores_only_the_tied_head(folder: Path) -> None:
+    def keep_the_head(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {("lm_head.weight" if "wte" in key else key): value for key, value in state.items()}
+
+    rewrite(folder, keep_the_head)
+    gpt, notes = load_with_notes(folder)
+    assert gpt.config.tie_word_embeddings
+    assert_same_as_transformers(folder)
+    assert [note for note in notes if "lm_head.weight, which is tied to it, was read" in note]
+    edit_json(folder / "config.json", tie_word_embeddings=False)
+    with pytest.raises(ModelError, match=r"missing wte\.weight \(300, 48\)$"):
+        load_gpt(folder)
+
+
+@pytest.mark.parametrize(
+    ("before", "wrapper", "has_base"),
+    [
+        ("module.transformer.", "module.", True),
+        ("_orig_mod.transformer.", "_orig_mod.", True),
+        ("module._orig_mod.transformer.", "module._orig_mod.", True),
+        ("base_model.model.transformer.", "base_model.model.", True),
+        ("net.transformer.", "net.", True),
+        ("model.", "model.", False),
+        ("gpt2.", "gpt2.", False),
+        ("transformer.transformer.", "transformer.", True),
+    ],
+)
+@pytest.mark.parametrize("kind", ["safetensors", "bin", "shards"])
+def test_a_prefix_before_all_tensors_is_removed(
+    folder: Path, kind: str, before: str, wrapper: str, has_base: bool
+) -> None:
+    expected = load_gpt(folder).state_dict()
+
+    def wrap(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        head = state["transformer.wte.weight"] * 3
+        wrapped = {before + key.removeprefix("transformer."): value for key, value in state.items()}
+        return wrapped | {(wrapper if has_base else "") + "lm_head.weight": head}
+
+    if kind == "bin":
+        write_bin(folder, wrap)
+    else:
+        rewrite(folder, wrap)
+    if kind == "shards":
+        shard(folder, "safetensors")
+    gpt, notes = load_with_notes(folder)
+    state = gpt.state_dict()
+    assert torch.equal(state.pop("lm_head.weight"), expected["wte.weight"] * 3)
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+    assert any(f"the prefix {wrapper} before the network's tensors, as in {before}" in note for note in notes)
+
+
+def test_a_prefix_that_is_not_one_is_said_to_be_the_matter(folder: Path) -> None:
+    whole = load_file(folder / "model.safetensors")
+    keys = sorted(whole)
+
+    def lines(tensors: dict[str, Tensor]) -> str:
+        rewrite(folder, lambda state: tensors)
+        with pytest.raises(ModelError) as caught:
+            load_gpt(folder)
+        assert "missing" not in str(caught.value)
+        return str(caught.value)
+
+    both = {f"{name}.{key}": whole[key].clone() for name in ("actor", "critic") for key in keys}
+    assert "holds 2 networks, with the prefixes actor., critic.; keep the tensors of one" in lines(both)
+    half = {("module." if index % 2 else "") + key: whole[key] for index, key in enumerate(keys)}
+    assert "have different prefixes (14 with none, 14 with module.); give all of them" in lines(half)
+    other = {"model.embed_tokens.weight": torch.ones(3), "model.norm.weight": torch.ones(3)}
+    assert "none of the 2 tensors is one of a GPT-2 network" in lines(other)
+    assert "found: model.embed_tokens.weight, model.norm.weight" in lines(other)
+
+
+def test_of_two_networks_the_one_that_transformers_finds_is_taken(folder: Path) -> None:
+    rewrite(folder, lambda state: state | {f"ref.{key}": value * 2 for key, value in state.items()})
+    assert_same_as_transformers(folder)
+    _, notes = load_with_notes(folder)
+    assert len(notes) == 1
+    assert "ref.transformer.h.0.attn.c_attn.bias" in notes[0]
+    assert "and 22 more" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "v_head.summary.weight", "multiple_choice_head.summary.weight", "score.weight", "classifier.bias",
+        "qa_outputs.weight", "summary.summary.bias", "lm_head.bias", "lm_head.decoder.weight",
+    ],
+)  # fmt: skip
+def test_a_head_beside_the_language_model_is_left_out_with_a_note(folder: Path, head: str) -> None:
+    rewrite(folder, lambda state: state | {head: torch.ones(300, 48)})
+    assert_same_as_transformers(folder)
+    _, notes = load_with_notes(folder)
+    assert len(notes) == 1
+    assert head in notes[0]
+
+
+def test_the_language_model_of_a_classifier(folder: Path) -> None:
+    edit_json(folder / "config.json", architectures=["GPT2ForSequenceClassification"])
+    rewrite(folder, lambda state: state | {"score.weight": torch.ones(2, 48)})
+    assert_same_as_transformers(folder)
+    _, notes = load_with_notes(folder)
+    assert len(notes) == 2
+    assert "score.weight" in notes[0]
+    assert "GPT2ForSequenceClassification; only its language model was taken, whose head is the token" in notes[1]
 
 
 def test_a_tensor_with_and_without_prefix_is_a_fault(folder: Path) -> None:
@@ -370,9 +503,7 @@ def test_an_untied_configuration_is_taken_when_the_head_is_tied_after_all(folder
         load_gpt(folder)
     rewrite(folder, lambda state: state | {"lm_head.weight": state["transformer.wte.weight"].clone()})
     assert_same_as_transformers(folder)
-    rewrite(folder, lambda state: state | {"lm_head.weight": state["lm_head.weight"] * 2})
-    with pytest.raises(ModelError, match=r"lm_head\.weight differs from the token embedding"):
-        load_gpt(folder)
+    assert load_gpt(folder).config.tie_word_embeddings
     rewrite(folder, lambda state: state | {"lm_head.weight": torch.ones(301, 48)})
     with pytest.raises(ModelError, match=r"lm_head\.weight has shape \(301, 48\), expected \(300, 48\)"):
         load_gpt(folder)
@@ -407,6 +538,21 @@ def test_what_is_written_loads_in_transformers(folder: Path, tmp_path: Path) -> 
     assert json.loads((out / "config.json").read_text())["dtype"] == "float16"
     half = load_gpt(out)
     assert torch.equal(half.wte.weight, gpt.wte.weight.half().float())
+    assert_same_as_transformers(out)
+
+
+@torch.no_grad()
+def test_an_untied_network_survives_a_round_trip(folder: Path, tmp_path: Path) -> None:
+    rewrite(folder, lambda state: state | {"lm_head.weight": state["transformer.wte.weight"].flip(1)})
+    gpt = load_gpt(folder)
+    out = tmp_path / "again"
+    out.mkdir()
+    save_gpt(gpt, out)
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False
+    again, notes = load_with_notes(out)
+    assert notes == []
+    assert all(torch.equal(tensor, gpt.state_dict()[name]) for name, tensor in again.state_dict().items())
+    assert "lm_head.weight" in again.state_dict()
     assert_same_as_transformers(out)
 
 

@@ -54,7 +54,7 @@ class CheckpointSource:
     revision: str | None = None
     """A branch, tag or commit hash of the hub id in `name` (default: its branch `main`)."""
     activation: str | None = None
-    """The activation of a nanoGPT file, which does not state it: "gelu" (the default) or "gelu_new"."""
+    """The activation of a nanoGPT file, which does not state it, by its name in `transformers` (default: "gelu")."""
     bos_token_id: int | None = None
     """The id of the token that begins a text, in place of the checkpoint's."""
     eos_token_id: int | Sequence[int] | None = None
@@ -122,11 +122,12 @@ def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
         )
     tokens = place if source.tokenizer is None else _locate(source.tokenizer, hub.TOKENIZER, on_progress)
     adapter = None if source.adapter is None else _locate(source.adapter, hub.ADAPTER, on_progress)
+    notes: list[str] = []
     if is_file:
-        gpt = load_nanogpt(place.path, activation_function=source.activation or "gelu")
+        gpt = load_nanogpt(place.path, activation_function=source.activation or "gelu", on_note=notes.append)
         weights = [place.path]
     else:
-        gpt = load_gpt(place.path)
+        gpt = load_gpt(place.path, on_note=notes.append)
         weights = weight_files(place.path)
     files = read_tokenizer(tokens.path, rows=gpt.config.vocab_size)
     if gpt.config.vocab_size < files.tokenizer.vocab_size:
@@ -139,8 +140,9 @@ def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
     if adapter is not None:
         merge_adapter(gpt, adapter.path)
         weights.append(adapter_file(adapter.path))
-    notes = [note for each in (place, tokens, adapter) if each for note in each.notes]
-    notes += [*_weight_notes(place, weights, gpt), *files.notes, *_mask_notes(gpt, files), *defaults.notes]
+    places = [note for each in (place, tokens, adapter) if each for note in each.notes]
+    notes = [*places, *_weight_notes(place, weights, gpt), *notes]
+    notes += [*files.notes, *_mask_notes(gpt, files), *defaults.notes]
     return Checkpoint(
         gpt=gpt,
         tokenizer_files=files,

@@ -1,8 +1,8 @@
 """Merge an adapter of `peft` (LoRA and its relatives) into a network. Knows no hub and no tokenizer.
 
 `peft` computes the merged weights. This module reads the files itself, so that no code in a pickle runs. It refuses
-what `peft` accepts silently: missing and unexpected tensors, settings of a later version, a head that differs from the
-token embedding, and merged weights that give other logits than the adapter. Needs the extra `lora`.
+what `peft` accepts silently: missing and unexpected tensors, settings of a later version, and merged weights that give
+other logits than the adapter. Needs the extra `lora`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ortgpt_exporter.errors import ExportError
 from ortgpt_models.files import file_is_there, read_json_object
 from ortgpt_models.gpt import GPT
 from ortgpt_models.quiet import quiet_warnings
-from ortgpt_models.state_dict import MASK_BUFFERS
 from ortgpt_models.tensor_files import FLOATS, StoredTensor, is_finite, open_tensor_file
+from ortgpt_models.tensor_names import MASK_BUFFERS
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
@@ -58,18 +58,22 @@ def adapter_file(folder: Path) -> Path:
 def merge_adapter(gpt: GPT, folder: Path) -> None:
     """Merge the adapter in `folder`, which save_pretrained() of `peft` wrote, into `gpt` in place.
 
-    Changed weights are new float32 tensors; the old tensors keep their values, in memory and in a mapped file. Raises
-    ExportError, or ModelError for a damaged file, with `gpt` unchanged, if the adapter cannot be merged: its type or a
-    setting is not supported, tensors are missing, unexpected, misshapen or not finite, or the head would differ from
-    the token embedding. Raises ModuleNotFoundError naming `peft` without that package.
+    Changed weights are new float32 tensors; the old tensors keep their values, in memory and in a mapped file. The head
+    becomes a matrix of its own if the adapter makes it differ from the token embedding. Raises ExportError, or
+    ModelError for a damaged file, with `gpt` unchanged, if the adapter cannot be merged: its type or a setting is not
+    supported, or tensors are missing, unexpected, misshapen or not finite. Raises ModuleNotFoundError naming `peft`
+    without that package.
     """
     config = _read_config(folder)
     path = adapter_file(folder)
     stored = {key: tensor for key, tensor in open_tensor_file(path).items() if not _MASKS.fullmatch(key)}
     try:
-        gpt.load_state_dict(_merged_state(gpt, config, stored), assign=True)
+        state = _merged_state(gpt, config, stored)
     except ExportError as error:
         raise ExportError(f"{path}: {error}") from None
+    if _HEAD in state and gpt.config.tie_word_embeddings:
+        gpt.untie_head()
+    gpt.load_state_dict(state, assign=True)
 
 
 def _read_config(folder: Path) -> Any:
@@ -101,8 +105,8 @@ def _merged_state(gpt: GPT, config: Any, stored: Mapping[str, StoredTensor]) -> 
     import peft
 
     network = _as_transformers(gpt)
-    is_tied = getattr(config, "ensure_weight_tying", False) and isinstance(config.target_modules, set)
-    if is_tied and any(key.startswith(_HEAD_FACTORS) for key in stored):
+    ties_weights = getattr(config, "ensure_weight_tying", False) and isinstance(config.target_modules, set)
+    if ties_weights and any(key.startswith(_HEAD_FACTORS) for key in stored):
         config.target_modules = {*config.target_modules, "lm_head"}  # peft leaves it out when it saves
     base = network.transformer if any(map(_HEADLESS.match, stored)) else network
     with _one_line_errors("the adapter does not fit the network"):
@@ -119,11 +123,9 @@ def _merged_state(gpt: GPT, config: Any, stored: Mapping[str, StoredTensor]) -> 
         adapted.merge_and_unload(safe_merge=True)
         after = network(ids, use_cache=False).logits
     state = network.state_dict()
-    if not torch.allclose(state.pop(_HEAD), state[_EMBEDDING], rtol=1e-5, atol=1e-6):  # each has its own rounding
-        raise ExportError(
-            "the adapter makes the head differ from the token embedding; only a tied head (one tensor for both) is "
-            "supported: train it without wte and lm_head, or with both and ensure_weight_tying"
-        )
+    is_tied = gpt.config.tie_word_embeddings
+    if is_tied and torch.allclose(state[_HEAD], state[_EMBEDDING], rtol=1e-5, atol=1e-6):  # each has its own rounding
+        del state[_HEAD]
     if not (after - before).abs().max() <= _TOLERANCE * max(1.0, float(before.abs().max())):
         raise ExportError("the logits of the merged network differ from those of the adapter; peft cannot merge it")
     return {name.removeprefix(_ROOT): tensor.contiguous() for name, tensor in state.items()}
@@ -139,8 +141,8 @@ def _as_transformers(gpt: GPT) -> Any:
     with torch.device("meta"):
         network = GPT2LMHeadModel(GPT2Config(**gpt.config.to_dict()))
     network.lm_head.weight = torch.nn.Parameter(network.lm_head.weight.detach())
-    state = {f"{_ROOT}{name}": tensor for name, tensor in gpt.state_dict().items()}
-    network.load_state_dict(state | {_HEAD: state[_EMBEDDING]}, assign=True)
+    state = {f"{_ROOT}{name}": tensor for name, tensor in gpt.state_dict().items() if name != _HEAD}
+    network.load_state_dict(state | {_HEAD: gpt.head.weight.detach()}, assign=True)
     return network.eval()
 
 

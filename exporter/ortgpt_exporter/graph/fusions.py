@@ -26,6 +26,7 @@ from ortgpt.contract import DType, Flavour
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.graph.torch_modules import MICROSOFT
 from ortgpt_models import GPTConfig
+from ortgpt_models.config import TANH_GELUS
 
 _MAX_CONSTANT = 8  # numbers; shapes and axes have at most so many, and weights have more
 
@@ -63,7 +64,7 @@ def _simplify(model: ir.Model) -> None:
 
 def _fuse(model: ir.Model, config: GPTConfig, dtype: str) -> None:
     counts = {"activation": RewriteRuleSet([pattern.RewriteRule(_bias_gelu, _fast_gelu)]).apply_to_model(model)}
-    expected = {"activation": config.n_layer if config.activation_function == "gelu_new" else 0}
+    expected = {"activation": config.n_layer if config.activation_function in TANH_GELUS else 0}
     if dtype == DType.FLOAT16:  # on a CPU the fused operator is slower than the two
         counts["residual"] = fuse_skip_layer_normalization(model)
         model.graph.sort()  # a fused node takes its last part's place, after the nodes that read its sum

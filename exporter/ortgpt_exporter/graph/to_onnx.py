@@ -15,7 +15,7 @@ from torch import nn
 
 from ortgpt.contract import DType, Flavour, KVShape, Spec, graph_tensors
 from ortgpt_exporter.errors import ExportError
-from ortgpt_exporter.graph.torch_modules import ATTENTION, GRAPHS, MICROSOFT, WideEmbedding
+from ortgpt_exporter.graph.torch_modules import ATTENTION, GRAPHS, MICROSOFT, WideHead
 from ortgpt_models import GPT, GPTConfig
 from ortgpt_models.gpt import Conv1D
 from ortgpt_models.quiet import quiet_warnings
@@ -106,7 +106,7 @@ def padded_head_dim(head_dim: int) -> int:
 
 @torch.no_grad()
 def halve(gpt: GPT) -> GPT:
-    """Return a copy in float16 whose embedding is a WideEmbedding.
+    """Return a copy in float16 whose head is a WideHead.
 
     Raises ExportError, which names the weights, for values beyond float16.
     """
@@ -120,7 +120,8 @@ def halve(gpt: GPT) -> GPT:
     with torch.device("meta"):
         half = GPT(gpt.config)
     half.load_state_dict(state, assign=True)
-    half.wte = WideEmbedding(half.wte.weight)  # type: ignore[assignment]  # has the interface that GPT uses
+    name = "wte" if gpt.config.tie_word_embeddings else "lm_head"
+    setattr(half, name, WideHead(half.head.weight))  # has the interface that GPT uses
     return half.eval()
 
 

@@ -54,12 +54,12 @@ class FlavouredGraph(nn.Module):
         return [torch.zeros(shape, dtype=self.dtype) for _ in range(len(KEY_VALUE) * config.n_layer)]
 
     def head(self, x: Tensor) -> Tensor:
-        """Map (batch, count, n_embd) to float32 logits (batch, count, vocab_size) by the untransposed embedding."""
-        wte = self.gpt.wte
-        if not isinstance(wte, WideEmbedding):
-            return self.matmul_transposed(x, wte.weight)
-        common = wte.common(x)  # (batch, count, tail)
-        rounded = self.matmul_transposed(torch.cat((x, -common), dim=2), wte.weight)
+        """Map (batch, count, n_embd) to float32 logits (batch, count, vocab_size) by the untransposed weight."""
+        head: nn.Module = self.gpt.head
+        if not isinstance(head, WideHead):
+            return self.matmul_transposed(x, self.gpt.head.weight)
+        common = head.common(x)  # (batch, count, tail)
+        rounded = self.matmul_transposed(torch.cat((x, -common), dim=2), head.weight)
         return rounded.float() + common[..., :1].float()
 
     @abstractmethod
@@ -154,11 +154,11 @@ class PortableGraph(FlavouredGraph):
 GRAPHS: dict[str, type[FlavouredGraph]] = {Flavour.NATIVE: NativeGraph, Flavour.PORTABLE: PortableGraph}
 
 
-class WideEmbedding(nn.Module):
-    """A float16 token embedding with 8 columns more, which keep the logits small until they are float32.
+class WideHead(nn.Module):
+    """A float16 head with 8 columns more, which keep the logits small until they are float32; the embedding if tied.
 
     GPT-2's logits are near -100, where float16 has only multiples of 1/16. The part that all tokens share is the hidden
-    state times the mean embedding. Its negative extends the hidden state by 8 columns, where the embedding has 1/8, so
+    state times the mean row of the head. Its negative extends the hidden state by 8 columns, where the head has 1/8, so
     the product is smaller by that part before it is rounded. The part is added again in float32.
     """
 

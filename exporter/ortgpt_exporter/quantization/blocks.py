@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,10 @@ _SHRINKS = np.linspace(0.7, 1.15, 19, dtype=np.float32)  # factors on the scale 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix of integers in blocks along its rows: weight = (integer - half of the range) × scale of its block."""
+    """A matrix of integers in blocks along its rows: weight = (integer - half of the range) × scale of its block.
+
+    If the last block is longer than the rest of the row, it ends with integers for zero.
+    """
 
     bits: int
     """8 or 4."""
@@ -24,11 +28,14 @@ class Blocks:
     """The integers, (rows, blocks, bytes): one to a byte, or in 4 bits two to a byte, the first in the low half."""
     scales: Floats
     """The scale of each block, (rows, blocks)."""
+    columns: int
+    """The length of a row, without what the last block has beyond it."""
 
     @classmethod
-    def pack(cls, integers: Bytes, scales: Floats, *, bits: int) -> Blocks:
-        """Pack unsigned integers (rows, blocks, block_size)."""
-        return cls(bits, _pack(integers, bits), scales)
+    def pack(cls, integers: Bytes, scales: Floats, *, bits: int, columns: int | None = None) -> Blocks:
+        """Pack unsigned integers (rows, blocks, block_size); by default no block is padded."""
+        _, count, block_size = integers.shape
+        return cls(bits, _pack(integers, bits), scales, count * block_size if columns is None else columns)
 
     @property
     def integers(self) -> Bytes:
@@ -50,28 +57,35 @@ class Blocks:
         return np.ascontiguousarray(self.scales[:, 0]) if same else None
 
     def split(self, block_size: int) -> Blocks:
-        """Return the same matrix in smaller blocks, whose size divides the present one."""
-        parts = self.block_size // block_size
-        packed = self.packed.reshape(len(self.packed), -1, self.packed.shape[2] // parts)
-        return Blocks(self.bits, packed, np.repeat(self.scales, parts, axis=1))
+        """Return the same matrix in smaller blocks, whose size divides the present one unless a row is one block."""
+        rows, parts = len(self.scales), -(-self.block_size // block_size)
+        integers = padded(self.integers.reshape(rows, -1), block_size, value=2 ** (self.bits - 1))
+        scales = np.repeat(self.scales, parts, axis=1)
+        return Blocks.pack(integers.reshape(rows, -1, block_size), scales, bits=self.bits, columns=self.columns)
 
     def dequantized(self) -> Floats:
         """Return the weights that the integers represent, (rows, columns)."""
         values: Floats = (self.integers - np.float32(2 ** (self.bits - 1))) * self.scales[..., None]
-        return values.reshape(len(values), -1)
+        return values.reshape(len(values), -1)[:, : self.columns]
+
+
+def padded(matrix: npt.NDArray[Any], block_size: int, *, value: int = 0) -> npt.NDArray[Any]:
+    """Return `matrix` with columns of `value` behind it that fill the last block of each row."""
+    missing = -matrix.shape[1] % block_size
+    return np.pad(matrix, ((0, 0), (0, missing)), constant_values=value) if missing else matrix
 
 
 def quantize_blocks(matrix: Floats, *, bits: int, block_size: int) -> Blocks:
-    """Round `matrix` (rows, columns) to 8 or 4 bits; `block_size` divides the columns.
+    """Round `matrix` (rows, columns) to 8 or 4 bits.
 
     In 4 bits several scales are tried for each block, and the one with the least squared error is taken.
     """
-    rows = len(matrix)
-    flat = np.ascontiguousarray(matrix).reshape(-1, block_size)
+    rows, columns = matrix.shape
+    flat = np.ascontiguousarray(padded(matrix, block_size)).reshape(-1, block_size)
     parts = [_search_scales(flat[start : start + _CHUNK], bits) for start in range(0, len(flat), _CHUNK)]
     packed = np.concatenate([_pack(integers, bits) for integers, _ in parts])
     scales = np.concatenate([scales for _, scales in parts])
-    return Blocks(bits, packed.reshape(rows, -1, packed.shape[1]), scales.reshape(rows, -1))
+    return Blocks(bits, packed.reshape(rows, -1, packed.shape[1]), scales.reshape(rows, -1), columns)
 
 
 def _search_scales(blocks: Floats, bits: int) -> tuple[Bytes, Floats]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ortgpt_exporter.quantization.blocks import Blocks, Floats, quantize_blocks
+from ortgpt_exporter.quantization.blocks import Blocks, Floats, padded, quantize_blocks
 
 _DAMPING = 0.01  # of the mean diagonal, as in the paper
 
@@ -19,10 +19,10 @@ def quantize_gptq(matrix: Floats, hessian: npt.NDArray[np.float64], *, bits: int
 
     `hessian` (columns, columns) is XᵀX of the activations X (tokens, columns) that the matrix multiplies.
     """
-    factor = _inverse_factor(hessian)
+    factor = _inverse_factor(np.pad(hessian, (0, -len(hessian) % block_size)))
     half = 2 ** (bits - 1)
-    rows, width = matrix.shape
-    weights = matrix.astype(np.float32)  # a copy
+    weights = padded(matrix.astype(np.float32), block_size)  # a copy
+    rows, width = weights.shape
     integers = np.empty((rows, width // block_size, block_size), np.uint8)
     scales = np.empty((rows, width // block_size), np.float32)
     for number, begin in enumerate(range(0, width, block_size)):
@@ -39,7 +39,7 @@ def quantize_gptq(matrix: Floats, hessian: npt.NDArray[np.float64], *, bits: int
             block[:, column + 1 :] -= errors[:, column, None] * factor[place, place + 1 : end]
         weights[:, end:] -= errors @ factor[begin:end, end:]
         scales[:, number] = scale
-    return Blocks.pack(integers, scales, bits=bits)
+    return Blocks.pack(integers, scales, bits=bits, columns=matrix.shape[1])
 
 
 def _inverse_factor(hessian: npt.NDArray[np.float64]) -> Floats:

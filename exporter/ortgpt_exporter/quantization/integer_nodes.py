@@ -32,23 +32,23 @@ ROW_SCALES = "row_scales"  # ends the name of the scales of a matrix that stores
 def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
     """Multiply by integers in blocks; activations are rounded to 8 bits, block by block."""
     rows, count, width = blocks.packed.shape
-    tied = is_transposed(node)  # the look-up reads the same tensors, in its own shape
+    is_table = is_transposed(node)  # stored in the shape of a look-up, which reads the same tensors if the head is tied
     before: list[ir.Node] = []
-    if blocks.row_scales is not None and not tied:  # stored once per row, and repeated when the graph is opened
+    if blocks.row_scales is not None and not is_table:  # stored once per row, and repeated when the graph is opened
         sizes = constant(graph, f"ortgpt.blocks.{rows}.{count}", np.array([rows, count]))
         repeat = ir.node("Expand", [constant(graph, f"{name}.{ROW_SCALES}", blocks.row_scales[:, None]), sizes])
         flatten = ir.node("Reshape", [repeat.outputs[0], constant(graph, "ortgpt.flat", np.array([-1]))])
         before = [repeat, flatten]
         stored = [constant(graph, f"{name}.int{blocks.bits}", blocks.packed), flatten.outputs[0]]
     else:
-        stored = _stored(graph, name, blocks, flat=not tied)
-    if tied:
+        stored = _stored(graph, name, blocks, flat=not is_table)
+    if is_table:
         shape = constant(graph, f"{name}.shape", np.array([rows, count, width]))
         flat = constant(graph, "ortgpt.flat", np.array([-1]))
         before = [ir.node("Reshape", [value, flat if place else shape]) for place, value in enumerate(stored)]
         stored = [reshape.outputs[0] for reshape in before]
     attributes = {
-        "K": count * blocks.block_size,
+        "K": blocks.columns,
         "N": rows,
         "bits": blocks.bits,
         "block_size": blocks.block_size,
@@ -62,15 +62,24 @@ def blocks_of(node: ir.Node) -> Blocks:
     rows, width, bits, block_size = (node.attributes[name].as_int() for name in ("N", "K", "bits", "block_size"))
     tensors = [value.const_value for value in node.inputs[1:] if value is not None and value.const_value is not None]
     packed, scales = (tensor.numpy() for tensor in tensors)
-    count = width // block_size
-    return Blocks(bits, packed.reshape(rows, count, -1), scales.reshape(rows, count))
+    count = -(-width // block_size)
+    return Blocks(bits, packed.reshape(rows, count, -1), scales.reshape(rows, count), width)
 
 
 def nbits_gather(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
     """Look up rows of integers in blocks."""
     integers, scales = _stored(graph, name, blocks, flat=False)
     attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": blocks.block_size, "bits": blocks.bits}
-    return [ir.node("GatherBlockQuantized", [integers, node.inputs[1], scales], attributes, domain=MICROSOFT)]
+    rows = ir.node("GatherBlockQuantized", [integers, node.inputs[1], scales], attributes, domain=MICROSOFT)
+    if blocks.columns == blocks.scales.shape[1] * blocks.block_size:
+        return [rows]
+    return [rows, first_columns(graph, rows.outputs[0], blocks.columns, axis=-1)]
+
+
+def first_columns(graph: ir.Graph, value: ir.Value, count: int, *, axis: int) -> ir.Node:
+    """Return the node that takes the first `count` along an axis, without the padding of the last block."""
+    names = {"ortgpt.first": 0, f"ortgpt.columns.{count}": count, f"ortgpt.axis.{axis}": axis}
+    return ir.node("Slice", [value, *(constant(graph, name, np.array([number])) for name, number in names.items())])
 
 
 def _stored(graph: ir.Graph, name: str, blocks: Blocks, *, flat: bool) -> list[ir.Value]:
@@ -90,7 +99,7 @@ def dequantized_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks
 
     ONNX Runtime fuses the two into one MatMulNBits.
     """
-    columns = blocks.integers.reshape(len(blocks.packed), -1).T  # (in, out), as MatMul takes it
+    columns = blocks.integers.reshape(len(blocks.packed), -1)[:, : blocks.columns].T  # (in, out), as MatMul takes it
     weights = [
         constant(graph, f"{name}.int4", (columns.astype(np.int8) - 8).astype(ml_dtypes.int4)),
         constant(graph, f"{name}.scales", np.ascontiguousarray(blocks.scales.T)),
@@ -104,7 +113,7 @@ def rows_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> li
     per_node = is_transposed(node)
     nodes, rounded, row_scales, zero = _rounded_rows(graph, node.inputs[0], blocks.block_size, per_node=per_node)
     weights, scales = signed_rows(graph, name, blocks, transposed=not is_transposed(node))
-    if is_transposed(node):  # the look-up reads the same tensors
+    if is_transposed(node):  # the look-up reads the same tensors if the head is tied
         nodes.append(ir.node("Transpose", [weights], {"perm": [1, 0]}))
         weights = nodes[-1].outputs[0]
         nodes.append(ir.node("Reshape", [scales, constant(graph, "ortgpt.flat", np.array([-1]))]))
@@ -196,7 +205,7 @@ def signed_rows(graph: ir.Graph, name: str, blocks: Blocks, *, transposed: bool)
 
 
 def is_transposed(node: ir.Node) -> bool:
-    """Tell whether a node's matrix is (out, in), like the embedding, which is the head; a layer's is (in, out)."""
+    """Tell whether a node's matrix is (out, in), like embedding and head; a layer's is (in, out)."""
     return node.op_type == "Gather" or node.attributes.get_int("transB", 0) == 1
 
 

@@ -17,8 +17,14 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from ortgpt.contract import File
 from ortgpt_exporter.graph.initializers import constant, initializer, same_bytes
 from ortgpt_exporter.quantization.blocks import quantize_blocks
-from ortgpt_exporter.quantization.integer_nodes import ROW_SCALES, blocks_of, fused_rows_product, signed_rows
-from ortgpt_exporter.quantization.recipe import EMBEDDING
+from ortgpt_exporter.quantization.integer_nodes import (
+    ROW_SCALES,
+    blocks_of,
+    first_columns,
+    fused_rows_product,
+    signed_rows,
+)
+from ortgpt_exporter.quantization.recipe import EMBEDDING, HEAD
 from ortgpt_exporter.quantization.rewrite_graph import raise_versions, replace_node
 
 _FLIP = np.array(-128, np.int8)  # turns bytes around 128 into signed ones
@@ -30,12 +36,12 @@ def write_prefill(folder: Path) -> None:
     own: list[ir.Value] = []
     for node in list(model.graph):
         integers = node.inputs[1] if node.op_type == "MatMulNBits" else None
-        if integers is None or integers.name is None or integers.name.startswith(EMBEDDING):
+        if integers is None or integers.name is None or integers.name.startswith((EMBEDDING, HEAD)):
             continue  # the head computes few rows of a prompt
         name, before = integers.name.rpartition(".")[0], []
         scales = model.graph.initializers.get(f"{name}.{ROW_SCALES}")
         if scales is not None:
-            before = _signed_columns(model.graph, integers, name)
+            before = _signed_columns(model.graph, integers, name, node.attributes["K"].as_int())
             weights, scales = before[-1].outputs[0], _flat(model.graph, scales)
         else:
             matrix = blocks_of(node).dequantized()
@@ -54,8 +60,8 @@ def write_prefill(folder: Path) -> None:
     onnx.checker.check_model(folder / File.PREFILL)
 
 
-def _signed_columns(graph: ir.Graph, integers: ir.Value, name: str) -> list[ir.Node]:
-    """Return the nodes that turn the decoder's bytes into signed ones, (width, rows).
+def _signed_columns(graph: ir.Graph, integers: ir.Value, name: str, columns: int) -> list[ir.Node]:
+    """Return the nodes that turn the decoder's bytes into signed ones, (columns, rows).
 
     ONNX Runtime folds them into a constant when it opens the graph.
     """
@@ -65,9 +71,11 @@ def _signed_columns(graph: ir.Graph, integers: ir.Value, name: str) -> list[ir.N
     width = int(np.prod(blocks))
     alias = initializer(graph, same_bytes(stored, f"{name}.bytes", dtype=ir.DataType.INT8, shape=(rows, width)))
     flip = ir.node("BitwiseXor", [alias, constant(graph, "ortgpt.flip", _FLIP)])
-    turn = ir.node("Transpose", [flip.outputs[0]], {"perm": [1, 0]})
-    turn.outputs[0].shape, turn.outputs[0].type = ir.Shape((width, rows)), alias.type
-    return [flip, turn]
+    nodes = [flip, ir.node("Transpose", [flip.outputs[0]], {"perm": [1, 0]})]
+    if columns != width:
+        nodes.append(first_columns(graph, nodes[-1].outputs[0], columns, axis=0))
+    nodes[-1].outputs[0].shape, nodes[-1].outputs[0].type = ir.Shape((columns, rows)), alias.type
+    return nodes
 
 
 def _flat(graph: ir.Graph, scales: ir.Value) -> ir.Value:

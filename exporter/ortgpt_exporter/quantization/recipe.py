@@ -13,12 +13,13 @@ from ortgpt_exporter.quantization.request import (
     BLOCK_SIZES,
     DYNAMIC,
     GPTQ,
+    PADDED_SIZES,
     W8A8,
     Quantization,
     choose_method,
 )
 
-EMBEDDING, POSITIONS = "wte.weight", "wpe.weight"
+EMBEDDING, POSITIONS, HEAD = "wte.weight", "wpe.weight", "lm_head.weight"  # a tied head is the embedding
 # Most of the accuracy loss comes from the head, so it uses smaller blocks than the layers. In blocks of 32, MatMulNBits
 # rounds one row as it rounds several.
 _MAX_HEAD_BLOCK = {DType.INT8: 64, DType.INT4: 32}
@@ -52,9 +53,9 @@ class Recipe:
     block_size: int | None
     """The block size of the layers; None: one scale for each row of a matrix."""
     head_block_size: int | None
-    """The same of the embedding, which is the head."""
+    """The same of embedding and head."""
     head_dtype: str
-    """The precision of the embedding."""
+    """The precision of embedding and head."""
     fast_prefill: bool = False
     """Whether there is a second graph, for prompts."""
     row_scales: bool = False
@@ -95,9 +96,12 @@ class Recipe:
             words.append("fast prefill")
         return ", ".join(words)
 
-    def rounding_of(self, name: str, *, look_up: bool) -> Rounding:
-        """Return how the matrix with this checkpoint name is rounded for products or for look-ups."""
-        embedding = name in (EMBEDDING, POSITIONS)
+    def rounding_of(self, name: str, *, look_up: bool, multiplied: bool = True) -> Rounding:
+        """Return how the matrix with this checkpoint name is rounded for products or for look-ups.
+
+        `multiplied` tells whether the graph has a product with it at all.
+        """
+        embedding = name in (EMBEDDING, POSITIONS, HEAD)
         bits = BITS[self.head_dtype if embedding else DType.INT8 if name in self.wider else self.dtype]
         if name == POSITIONS:  # it is small, and one of its rows is added to every token
             bits = 8
@@ -105,14 +109,14 @@ class Recipe:
         if self.flavour == Flavour.PORTABLE and (look_up or bits == 8):
             # Standard operators multiply and look up bytes by rows. They would widen blocks of bytes in each step.
             bits, block_size = 8, None
-        gptq = self.method == GPTQ and block_size is not None and name != POSITIONS
+        gptq = self.method == GPTQ and block_size is not None and multiplied
         return Rounding(bits, block_size, gptq, self.row_scales and not embedding)
 
 
 def make_recipe(quantization: Quantization, widths: Mapping[str, int], *, flavour: str) -> Recipe:
     """Return the recipe for matrices whose rows have these widths, by name.
 
-    Raises ExportError for choices that do not fit together, or a block size that does not divide every width.
+    Raises ExportError for choices that do not fit together, or a block size that does not fit the widths.
     """
     method = choose_method(quantization, flavour)
     dtype, block_size = quantization.dtype, quantization.block_size
@@ -121,7 +125,7 @@ def make_recipe(quantization: Quantization, widths: Mapping[str, int], *, flavou
     if by_rows and flavour == Flavour.PORTABLE:
         layer_block_size = head_block_size = None
     else:
-        in_blocks = [name for name in widths if not by_rows or name in (EMBEDDING, POSITIONS)]
+        in_blocks = [name for name in widths if not by_rows or name in (EMBEDDING, POSITIONS, HEAD)]
         fitting = _fitting_sizes({widths[name] for name in in_blocks})
         if block_size is not None and block_size not in fitting:
             raise ExportError(f"block_size = {shown(block_size)} (accepted here: {', '.join(map(str, fitting))})")
@@ -144,11 +148,5 @@ def make_recipe(quantization: Quantization, widths: Mapping[str, int], *, flavou
 
 
 def _fitting_sizes(widths: set[int]) -> list[int]:
-    """Return the block sizes that divide every width, the largest first. Raises ExportError if there are none."""
-    fitting = [size for size in BLOCK_SIZES if all(width % size == 0 for width in widths)]
-    if not fitting:
-        raise ExportError(
-            f"this network cannot be quantised in blocks: its matrices are {', '.join(map(str, sorted(widths)))} wide "
-            f"(accepted: multiples of {BLOCK_SIZES[-1]})"
-        )
-    return fitting
+    """Return the block sizes that divide every width, the largest first; if there are none, those of padded rows."""
+    return [size for size in BLOCK_SIZES if all(width % size == 0 for width in widths)] or [*PADDED_SIZES]

@@ -19,6 +19,7 @@ from ortgpt_exporter.texts import read_utf8
 
 BITS = {DType.INT8: 8, DType.INT4: 4}
 BLOCK_SIZES = (128, 64, 32, 16)
+PADDED_SIZES = (32, 16)  # where none divides every row; larger blocks would be padded with many zeros
 SEARCH, GPTQ, W8A8 = "scale-search", "gptq", "w8a8"
 # Optimum's dynamic quantisation, for the instructions of these CPUs.
 DYNAMIC = ("dynamic-avx2", "dynamic-avx512", "dynamic-avx512-vnni", "dynamic-arm64")
@@ -57,7 +58,8 @@ class Quantization:
     )
     block_size: int | None = setting(
         f"Weights that share a scale: {', '.join(map(str, BLOCK_SIZES[:-1]))} or {BLOCK_SIZES[-1]}. "
-        "[default: the largest that divides every matrix; at most 64 (int8) or 32 (int4) for embedding and head]",
+        "[default: the largest that divides every matrix, or 32 if none does; at most 64 (int8) or 32 (int4) for "
+        "embedding and head]",
         int,
         choices=BLOCK_SIZES,
     )

@@ -125,12 +125,13 @@ def quantize_graph(
     initializers = model.graph.initializers
     report = Report(parameters=parameter_count(model), left_out=unweighted_products(model))
     matrices: RoundedMatrices = {} if rounded is None else rounded
+    multiplied = product_inputs(model).keys()
     reported: set[tuple[str, Rounding]] = set()
     for node in list(model.graph):
         name = matrix_of(node)
         if name is None:
             continue
-        rounding = recipe.rounding_of(name, look_up=_is_look_up(node))
+        rounding = recipe.rounding_of(name, look_up=_is_look_up(node), multiplied=name in multiplied)
         key = name, rounding
         if key not in matrices:
             matrix = _array(initializers[name])

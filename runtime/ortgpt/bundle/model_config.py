@@ -26,6 +26,8 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     """At most one."""
+    tie_word_embeddings: bool = True
+    """Whether the head is the token embedding; the graph holds it either way."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
@@ -46,7 +48,12 @@ class ModelConfig:
         if faults:
             raise BundleError(f"{File.CONFIG} has faults: {listed(faults)}")
         eos = special["eos_token_id"]
-        return cls(**counts, bos_token_id=special["bos_token_id"], eos_token_ids=() if eos is None else (eos,))
+        return cls(
+            **counts,
+            bos_token_id=special["bos_token_id"],
+            eos_token_ids=() if eos is None else (eos,),
+            tie_word_embeddings=values.get("tie_word_embeddings") is not False,
+        )
 
 
 def _max(name: str) -> int:

@@ -23,10 +23,11 @@ def info_lines(bundle: Bundle) -> list[str]:
     manifest, config = bundle.manifest, bundle.config
     precision, source = manifest.precision, manifest.source
     parameters = ", ".join(f"{key} {_shown(value)}" for key, value in precision.parameters.items())
+    head = "" if config.tie_word_embeddings else ", a head that is not the token embedding"
     facts = {
         "bundle": str(bundle.path),
         "model": f"{config.n_layer} layers, {config.n_head} heads, context {config.n_positions:,}, "
-        f"vocabulary {config.vocab_size:,} ({manifest.masked_tokens:,} masked)",
+        f"vocabulary {config.vocab_size:,} ({manifest.masked_tokens:,} masked){head}",
         "weights": f"{precision.dtype}, recipe {precision.recipe}{parameters and f' ({parameters})'}",
         "promises": _promise_text(precision.promise),
         "weights from": f"{source.id}, licence {source.licence or 'not stated'}",

@@ -16,11 +16,11 @@ from peft import PEFT_TYPE_TO_CONFIG_MAPPING, EvaConfig, LoraConfig, PeftModel, 
 from peft.tuners.lora.layer import Linear
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GPT2Model
+from transformers import GPT2LMHeadModel, GPT2Model
 
 from ortgpt_exporter import ExportError
 from ortgpt_exporter.checkpoint.lora import ADAPTER_TYPES, adapter_file, merge_adapter
-from ortgpt_models import GPT, ModelError, load_gpt
+from ortgpt_models import GPT, ModelError, load_gpt, save_gpt
 from support import random_model
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:::(peft|transformers)\..*")  # they warn of odd settings
@@ -225,12 +225,13 @@ def test_masks_among_the_biases_of_old_versions_are_ignored(base: Path, tmp_path
 
 def test_a_stored_head_equal_to_the_embedding_is_taken(base: Path, tmp_path: Path) -> None:
     adapted = make_adapter(tmp_path, target_modules=["c_attn"], modules_to_save=["lm_head"])
-    assert "makes the head differ from the token embedding" in refusal(base, tmp_path)
     wte = load_gpt(base).wte.weight.detach()
     rewrite(tmp_path, lambda state: state | {"base_model.model.lm_head.weight": wte})
     with torch.no_grad():
         adapted.base_model.model.lm_head.weight.copy_(wte)
-    assert_same(merged(base, tmp_path), adapted)
+    gpt = merged(base, tmp_path)
+    assert gpt.config.tie_word_embeddings
+    assert_same(gpt, adapted)
 
 
 @pytest.mark.parametrize(
@@ -243,11 +244,29 @@ def test_a_stored_head_equal_to_the_embedding_is_taken(base: Path, tmp_path: Pat
         {"target_modules": ["wte"], "ensure_weight_tying": True},  # peft leaves the head as it was all the same
     ],
 )
-def test_what_parts_head_and_embedding_is_refused(base: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
-    make_adapter(tmp_path, **settings)
-    assert refusal(base, tmp_path).startswith(
-        f"{tmp_path / 'adapter_model.safetensors'}: the adapter makes the head differ"
-    )
+def test_what_parts_head_and_embedding_gives_an_untied_head(
+    base: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    adapted = make_adapter(tmp_path, **settings)
+    gpt = merged(base, tmp_path)
+    assert not gpt.config.tie_word_embeddings
+    assert_changed(gpt, base)
+    assert_same(gpt, adapted)
+
+
+def test_an_adapter_on_a_network_with_a_head_of_its_own(base: Path, tmp_path: Path) -> None:
+    untied = load_gpt(base)
+    untied.untie_head()
+    untied.lm_head.weight.data.mul_(-2)
+    folder = tmp_path / "untied"
+    folder.mkdir()
+    save_gpt(untied, folder)
+    adapted = adapt(GPT2LMHeadModel.from_pretrained(folder), target_modules=["c_attn", "wte", "lm_head"])
+    adapted.save_pretrained(tmp_path)
+    gpt = merged(folder, tmp_path)
+    assert not gpt.config.tie_word_embeddings
+    assert_changed(gpt, folder)
+    assert_same(gpt, adapted)
 
 
 def test_only_changed_weights_are_new_and_nothing_old_changes(base: Path, tmp_path: Path) -> None:

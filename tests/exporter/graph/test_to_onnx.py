@@ -67,7 +67,12 @@ CONFIGS = [
     replace(BASE, n_head=4, activation_function="gelu", scale_attn_by_inverse_layer_idx=True),
     replace(BASE, n_embd=35, n_head=5, activation_function="silu", scale_attn_weights=False),
     replace(BASE, n_layer=5, n_embd=24, n_head=2, layer_norm_epsilon=1e-2),
+    replace(BASE, n_layer=1, activation_function="quick_gelu", tie_word_embeddings=False),
+    replace(BASE, n_layer=1, activation_function="tanh"),
+    replace(BASE, n_layer=1, activation_function="gelu_fast"),
+    replace(BASE, n_layer=1, activation_function="sqrtsoftplus"),
 ]
+ODD = (CONFIGS[2], CONFIGS[3], CONFIGS[5])
 FORMATS = [
     ("native", "float32", 1e-4),
     ("native", "float16", 2e-2),
@@ -76,14 +81,10 @@ FORMATS = [
 ]
 
 
-# Every network in the default format, two odd ones in every format.
+# Every network in the default format, three odd ones in every format.
 @pytest.mark.parametrize(
     ("config", "flavour", "dtype", "tolerance"),
-    [
-        (config, *export_format)
-        for config in CONFIGS
-        for export_format in (FORMATS if config in CONFIGS[2:4] else FORMATS[:1])
-    ],
+    [(config, *export_format) for config in CONFIGS for export_format in (FORMATS if config in ODD else FORMATS[:1])],
 )
 def test_every_kind_of_network_computes_what_pytorch_does(
     config: GPTConfig, flavour: str, dtype: str, tolerance: float, tmp_path: Path

@@ -84,6 +84,20 @@ def test_packing_and_splitting_keep_every_integer_and_weight(bits: int) -> None:
     assert parts.block_size == 16
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("columns", [17, 35, 40, 100])
+def test_the_last_block_of_a_row_is_filled_with_zeros(bits: int, columns: int) -> None:
+    rows = np.random.default_rng(5).normal(size=(6, columns)).astype(np.float32)
+    whole = np.pad(rows, ((0, 0), (0, -columns % 32)))
+    blocks, expected = (quantize_blocks(each, bits=bits, block_size=32) for each in (rows, whole))
+    assert np.array_equal(blocks.packed, expected.packed)
+    assert np.array_equal(blocks.dequantized(), expected.dequantized()[:, :columns])
+    assert (blocks.integers.reshape(6, -1)[:, columns:] == 2 ** (bits - 1)).all()
+    parts = quantize_blocks(rows, bits=bits, block_size=columns).split(32) if bits == 8 else blocks
+    assert parts.scales.shape == (6, -(-columns // 32))
+    assert np.abs(parts.dequantized() - rows).max() <= (0.02 if bits == 8 else 0.35)
+
+
 def test_blocks_far_from_zero_are_not_lost() -> None:
     far = np.tile(np.linspace(3, 4, 16, dtype=np.float32), (4, 1)) * np.array([[1], [-1], [100], [-1e-3]], np.float32)
     found = quantize_blocks(far, bits=8, block_size=16).dequantized()
