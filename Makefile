@@ -102,7 +102,7 @@ docs: $(DOCS)/.setup  ## Build the documentation into build/site
 # For maintainers
 
 .PHONY: setup-dev test lint type bench-peers bench-quality bench-export check-oldest check-newest check-pythons check-large \
-	check-audit check-portable check-dialects check-avx2 check-cuda check-fuzz check-soak check-faults check-examples clean
+	check-audit check-portable check-dialects check-avx2 check-cuda check-fuzz check-soak check-faults check-limits check-examples clean
 
 setup-dev: $(VENV)/.setup-dev  ## Install what the tests need, too
 
@@ -189,6 +189,9 @@ check-soak: $(VENV)/.setup-dev  ## 2,000 calls in one process, then 16 threads: 
 
 check-faults: $(VENV)/.setup-dev  ## Kill export, quantize and train, and fill the disk, at random moments: nothing may be lost (minutes)
 	@unshare --user --map-root-user --mount $(BIN)/python checks/faults.py
+
+check-limits: $(VENV)/.setup-dev  ## Run where a control group allows 1 to 12 threads: it works with fewer, or says so (2 minutes)
+	@$(BIN)/python checks/limits.py
 
 check-examples: $(VENV)/.setup-dev  ## Run every program of examples/ in an environment of its own (minutes, gigabytes)
 	@$(BIN)/python checks/examples.py

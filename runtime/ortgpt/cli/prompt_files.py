@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import click
 
 from ortgpt.bundle.files import naming
+from ortgpt.bundle.writing import sync_folder
 from ortgpt.cli.prompt_lines import PromptFile, PromptLine
 from ortgpt.cli.streams import completion_values, drop_output, json_text
 from ortgpt.contract import File
@@ -227,8 +228,11 @@ def _opened(target: Path | None) -> Iterator[BinaryIO]:
         return
     if os.path.lexists(target) and not target.is_file():
         raise OptionError(f"{target} is not a regular file; name another --output")
+    is_new = not target.exists()
     with naming(target), target.open("ab") as out:
         _lock(out, target)
+        if is_new:
+            sync_folder(target.parent)
         yield out
 
 

@@ -54,8 +54,8 @@ def read_lines() -> Iterator[str]:
 def piped_text() -> str:
     """Return what a pipe, a socket or a file on standard input has; nothing for a terminal or /dev/null.
 
-    A program may inherit a pipe that nobody writes to or closes. So if nothing comes for a while, there is no text,
-    and a line on standard error says so.
+    A program may inherit a pipe that nobody writes to or closes, and would wait for ever. Raises ClickException if
+    nothing comes for a while.
     """
     if sys.stdin is None:
         return ""
@@ -70,12 +70,10 @@ def piped_text() -> str:
         return ""
     with contextlib.suppress(OSError, ValueError):  # Windows waits for sockets only; there a pipe is read as for "-"
         if not select.select([descriptor], [], [], _WAIT_S)[0]:
-            click.echo(
-                f"nothing came through standard input for {_WAIT_S} seconds, so a new text begins; - as PROMPT waits "
-                "for as long as it takes, and < /dev/null does not wait",
-                err=True,
+            raise click.ClickException(
+                f"nothing came through standard input for {_WAIT_S} seconds; give a PROMPT (it may be empty), or - to "
+                "wait for as long as it takes"
             )
-            return ""
     return read_text("-")
 
 

@@ -85,8 +85,8 @@ def generate(
     """Continue PROMPT with the model in BUNDLE, a folder or the built-in model "austen".
 
     PROMPT - reads standard input as it is, a newline at its end included. Without PROMPT, a pipe or a file on standard
-    input is read like that; if there is none, or nothing comes for 10 seconds, a new text begins. With PROMPT, or with
-    --input, a pipe is not read.
+    input is read like that; without one, a new text begins. A pipe through which nothing comes for 10 seconds is an
+    error. With PROMPT, or with --input, a pipe is not read.
 
     Each step takes the most likely token, unless one of --temperature, --top-k, --top-p, --min-p, --typical-p and
     --seed turns sampling on. Several continuations of one prompt are separated by lines of ---. --logprobs go to

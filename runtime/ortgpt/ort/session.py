@@ -179,7 +179,7 @@ def _pool_size(threads: int | None, count: int) -> int:
         )
         if threads is not None:
             raise OptionError.bad_value("threads", threads, limit)
-        _logger.warning("the pool has %d threads in place of %d (%s)", startable, count, limit)
+        _logger.warning("the pool has %d of %d threads (%s)", startable, count, limit)
     return startable
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +19,9 @@ from ortgpt import BundleError, DeviceError, OptionError
 from ortgpt.bundle.folder import open_bundle
 from ortgpt.bundle.manifest import GraphSpec, Manifest, Promise
 from ortgpt.ort import device
+from ortgpt.ort.cpus import startable_threads
 from ortgpt.ort.device import Device, choose_graph
-from ortgpt.ort.session import _check_device, open_graph, plan_session
+from ortgpt.ort.session import _check_device, _pool_size, open_graph, plan_session
 
 CPU = ["CPUExecutionProvider"]
 BOTH = ["CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -259,3 +262,57 @@ def test_products_of_bytes_are_made_exact_where_they_are_not(
 def test_loading_for_a_device_that_is_not_there(small_bundle: Path) -> None:
     with pytest.raises(BundleError, match="made for cpu, not for cuda"):
         ortgpt.load(small_bundle, device="cuda")
+
+
+@pytest.fixture
+def few_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many more threads can be started, as where a control group limits them; tests set the only entry."""
+    left, start = [0], threading.Thread.start
+    running: set[threading.Thread] = set()
+
+    def limited(thread: threading.Thread) -> None:
+        running.intersection_update(threading.enumerate())
+        if len(running) >= left[0]:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        running.add(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    return left
+
+
+def test_the_pool_is_no_larger_than_the_threads_that_can_be_started(
+    few_threads: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """ONNX Runtime hangs where it cannot start all threads of its pool."""
+    for most, size in ((0, 1), (2, 3), (4, 5), (5, 6), (9, 6)):
+        few_threads[0] = most
+        assert startable_threads(9) == most
+        caplog.clear()
+        assert _pool_size(None, 6) == size
+        assert [record.message.partition(" (")[0] for record in caplog.records] == (
+            [f"the pool has {size} of 6 threads"] if size < 6 else []
+        )
+    few_threads[0] = 2
+    assert _pool_size(3, 3) == 3
+    with pytest.raises(OptionError, match=r"threads = 4 \(accepted: at most 3 now: .*lets this process start 2 more\)"):
+        _pool_size(4, 4)
+
+
+def test_a_load_needs_no_thread_besides_the_callers(
+    small_bundle: Path, small: ortgpt.Generator, few_threads: list[int]
+) -> None:
+    want = small.generate("a man", max_new_tokens=3).token_ids
+    with ortgpt.load(small_bundle, threads=1) as generator:
+        assert generator.generate("a man", max_new_tokens=3).token_ids == want
+        with pytest.raises(ortgpt.EngineError, match="no thread for an asynchronous call: can't start new thread"):
+            asyncio.run(generator.agenerate("a", max_new_tokens=2))
+        few_threads[0] = 1
+        assert asyncio.run(generator.agenerate("a man", max_new_tokens=3)).token_ids == want
+    damaged = shutil.copytree(small_bundle, small_bundle.parent / "damaged")
+    data = bytearray((damaged / "model.onnx.data").read_bytes())
+    data[100] ^= 1
+    (damaged / "model.onnx.data").write_bytes(data)
+    few_threads[0] = 0
+    with pytest.raises(BundleError, match="does not have the sha256"):
+        ortgpt.load(damaged, threads=1)
