@@ -103,7 +103,8 @@ class Generator(LoadedModel):
 
         Raises ClosedError after close(), and PicklingError for a generator that load() did not make.
         """
-        if self.engine is not None and self._reload is None:
+        self.check_open()
+        if self._reload is None:
             raise pickle.PicklingError("only a generator that load() made can be pickled")
         return self._reload, ()
 

@@ -49,13 +49,13 @@ class LoadedModel:
         Raises BundleError for defaults that this model cannot have.
         """
         self._open_again = open_again
+        self.prefixes: PrefixCache | None = None
         self._hold(bundle, engine, tokenizer)
 
     def _hold(self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer) -> None:
-        self._forks = forks()
         self.bundle = bundle
         self.tokenizer = tokenizer
-        self.prefixes: PrefixCache | None = None
+        self.prefixes = None if self.prefixes is None else PrefixCache(self.prefixes.size_bytes)
         self._engine: Engine | None = engine
         ends = bundle.config.eos_token_ids
         self.grammars = Grammars(tokenizer, ends[0] if ends else None)
@@ -64,6 +64,7 @@ class LoadedModel:
             check_ids(GenerationOptions().resolve(self.defaults), engine.allowed_vocab_size)
         except OptionError as error:
             raise BundleError(f"{bundle.path / File.GENERATION_CONFIG}: {error}") from None
+        self._forks = forks()  # last, since it tells other threads that the rest is there
 
     @property
     def engine(self) -> Engine:
@@ -71,10 +72,14 @@ class LoadedModel:
 
         With `open_again`, a forked child opens the bundle at its first use.
         """
+        if self._engine is not None and self._forks != forks():
+            self._renew()
+        return self.check_open()
+
+    def check_open(self) -> Engine:
+        """Return the engine as it is. Raises ClosedError after close()."""
         if self._engine is None:
             raise ClosedError("this generator is closed; load the bundle again")
-        if self._forks != forks():
-            self._renew()
         return self._engine
 
     def _renew(self) -> None:
@@ -83,9 +88,7 @@ class LoadedModel:
             raise ClosedError(FORKED)
         with reload_lock():
             if self._forks != forks():
-                prefixes = self.prefixes
                 self._hold(*self._open_again())
-                self.prefixes = None if prefixes is None else PrefixCache(prefixes.size_bytes)
 
     def close(self) -> None:
         """Release the model. Closing twice is fine."""
