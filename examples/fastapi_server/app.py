@@ -76,7 +76,8 @@ async def start(job: Job, request: Request) -> AsyncGenerator[tuple[ortgpt.Piece
             job.prompt, **options, context_overflow="slide", timeout_s=TIMEOUT_S, cancel=state.stopping
         )
         async with aclosing(pieces):
-            # A bad option raises with the first piece: here, while the answer can still become an error.
+            # astream() refused what it cannot serve. What fails in the prompt's computation fails here, while the answer
+            # can still become an error.
             yield await anext(pieces), pieces
     finally:
         state.slots.release()
