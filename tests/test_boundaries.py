@@ -24,8 +24,8 @@ EXPORTER = Path(ortgpt_exporter.__file__).parent
 HEAVY = ("torch", "onnx", "onnx_ir", "onnxscript", "transformers", "optimum", "safetensors", "tokenizers", "peft")
 
 # What each room may import of this project, rooms of its own package by their names. A room is a folder, or a module at
-# the top of a package. Everything may import contract, errors, results and process.
-_BASE = ("contract", "errors", "results", "process")
+# the top of a package. Everything may import contract, errors, results, forks and native_call.
+_BASE = ("contract", "errors", "results", "forks", "native_call")
 _EXPORTED = tuple(f"ortgpt.{room}" for room in (
     "contract", "errors", "bundle", "options", "text", "ort", "sampling", "engine", "decode", "model", "generator",
     "tools",
@@ -35,7 +35,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt.errors": (),
     "ortgpt.background": (),
     "ortgpt.results": (),
-    "ortgpt.process": ("errors",),
+    "ortgpt.forks": ("errors",),
+    "ortgpt.native_call": (),
     "ortgpt.bundle": _BASE,
     "ortgpt.options": _BASE,
     "ortgpt.text": (*_BASE, "bundle"),

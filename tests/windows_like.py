@@ -81,7 +81,7 @@ def become_windows() -> None:
     os.open, os.fsync, os.rename, shutil.rmtree = open_file, sync, rename, remove_tree  # type: ignore[assignment]
     ctypes.CDLL = load_library  # type: ignore[assignment,misc]
     # pathlib would take os.name for a reason to make a WindowsPath, so only the modules that ask for it see another.
-    for module in map(importlib.import_module, ("ortgpt.bundle.files", "ortgpt_models.atomic_folder")):
+    for module in map(importlib.import_module, ("ortgpt.bundle.writing", "ortgpt_models.atomic_folder")):
         vars(module)["os"] = types.SimpleNamespace(**vars(os) | {"name": "nt"})
         vars(module)["sys"] = types.SimpleNamespace(**vars(sys) | {"platform": "win32"})
 

@@ -76,8 +76,8 @@ async def start(job: Job, request: Request) -> AsyncGenerator[tuple[ortgpt.Piece
             job.prompt, **options, context_overflow="slide", timeout_s=TIMEOUT_S, cancel=state.stopping
         )
         async with aclosing(pieces):
-            # astream() refused what it cannot serve. What fails in the prompt's computation fails here, while the answer
-            # can still become an error.
+            # astream() has checked prompt and options. What fails in the computation of the prompt fails here, while
+            # the answer can still become an error.
             yield await anext(pieces), pieces
     finally:
         state.slots.release()

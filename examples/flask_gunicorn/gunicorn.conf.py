@@ -14,8 +14,8 @@ raw_env = [f"ORTGPT_THREADS={max(1, cpus // workers)}"]
 worker_class = "gthread"
 threads = 4
 
-# create_app() runs in the worker, after the fork: the threads of ONNX Runtime stay in the parent. With preload_app, load
-# with reload_after_fork=True; each worker then loads the model once more.
+# create_app() runs in the worker, after the fork: the threads of ONNX Runtime stay in the parent. With preload_app,
+# load with reload_after_fork=True; each worker then loads the model once more.
 preload_app = False
 
 # With gthread this finds a worker that hangs, not a slow request: app.py limits each generation by timeout_s.

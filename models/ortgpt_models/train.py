@@ -74,6 +74,7 @@ def train(
     corpus = read_corpus(texts, held_out, config)
     state = _TrainingState(out, config, corpus.sha256)
     with state.kept(), torch.random.fork_rng(devices=[]):
+        refuse_existing(out)  # the process that held the state until now may have written it
         bits, gpt = _train(corpus, config, state, on_progress, on_note)
         _write_checkpoint(gpt, corpus, config, texts, held_out, bits, out)
         state.remove()

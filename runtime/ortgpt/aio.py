@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar, cast
 
 from ortgpt.errors import EngineError
-from ortgpt.process import forks
+from ortgpt.forks import fork_count
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -28,9 +28,9 @@ class Turns:
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._pool: ThreadPoolExecutor | None = None
-        self._forks = 0
+        self._pool = ThreadPoolExecutor(threads, "ortgpt")
+        self.fork_count = fork_count()
+        """That of the process that the threads belong to."""
 
     async def result(self, steps: Generator[Result | None]) -> Result:
         """Run an iterator until it yields a result, and return that. Cancelling the task ends it within a step."""
@@ -78,8 +78,6 @@ class Turns:
 
     def _submit(self, function: Callable[[], Item]) -> Future[Item]:
         """Let a thread call `function`. Raises EngineError where no thread can be started."""
-        if self._pool is None or self._forks != forks():
-            self._pool, self._forks = ThreadPoolExecutor(self._threads, "ortgpt"), forks()
         try:
             return self._pool.submit(function)
         except RuntimeError as error:

@@ -17,7 +17,8 @@ from ortgpt.decode.scoring import continuation_logprobs, score_ids
 from ortgpt.engine.engine import Engine
 from ortgpt.engine.prefix_cache import PrefixCache
 from ortgpt.errors import DeviceError, OptionError, PromptError, shown
-from ortgpt.model import LoadedModel, Prompt, open_parts
+from ortgpt.forks import fork_count, process_lock
+from ortgpt.model import LoadedModel, OpenParts, Prompt, open_parts
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.options.keywords import GenerationKeywords
 from ortgpt.options.validation import integer
@@ -51,17 +52,19 @@ def load(
     if not isinstance(reload_after_fork, bool):
         raise OptionError.bad_value("reload_after_fork", reload_after_fork, "True, False")
     opening = partial(open_parts, device=device, threads=threads, verify=verify)
-    bundle, engine, tokenizer = opening(path)
+    return _open(partial(opening, path), reload_after_fork)
+
+
+def _open(opening: partial[OpenParts], reload_after_fork: bool) -> Generator:
+    bundle, engine, tokenizer = opening()
     if reload_after_fork and not engine.session.device.is_cpu:
         raise DeviceError(
             f"reload_after_fork = True works on the CPU only, and this bundle runs on {engine.session.device}: a child "
             "cannot use a GPU that its parent used before the fork; load the bundle in the child"
         )
-    reload = partial(
-        load, bundle.path, device=device, threads=threads, verify=verify, reload_after_fork=reload_after_fork
-    )
-    open_again = partial(opening, bundle.path) if reload_after_fork else None
-    return Generator(bundle, engine, tokenizer, reload=reload, open_again=open_again)
+    # The bundle's path is absolute, whatever the current folder will be.
+    again = partial(opening.func, bundle.path, **opening.keywords)
+    return Generator(bundle, engine, tokenizer, opening=again, reload_after_fork=reload_after_fork)
 
 
 class Generator(LoadedModel):
@@ -73,17 +76,19 @@ class Generator(LoadedModel):
         engine: Engine,
         tokenizer: Tokenizer,
         *,
-        reload: Callable[[], Generator] | None = None,
-        open_again: Callable[[], tuple[Bundle, Engine, Tokenizer]] | None = None,
+        opening: partial[OpenParts] | None = None,
+        reload_after_fork: bool = False,
     ) -> None:
-        """Serve an open bundle.
-
-        An unpickled generator is loaded by `reload`, which can be pickled; a forked child opens the bundle by
-        `open_again`.
-        """
-        super().__init__(bundle, engine, tokenizer, open_again=open_again)
-        self._reload = reload
+        """Serve an open bundle, which `opening` opens again after unpickling, and in a forked child if asked for."""
+        super().__init__(bundle, engine, tokenizer, open_again=opening if reload_after_fork else None)
+        self._opening = opening
+        self._reload_after_fork = reload_after_fork
         self._turns: Turns | None = None  # made by the first asynchronous call
+
+    def close(self) -> None:
+        """Release the model, and the threads of asynchronous calls once these have ended. Closing twice is fine."""
+        super().close()
+        self._turns = None
 
     @property
     def device(self) -> str:
@@ -104,9 +109,9 @@ class Generator(LoadedModel):
         Raises ClosedError after close(), and PicklingError for a generator that load() did not make.
         """
         self.check_open()
-        if self._reload is None:
+        if self._opening is None:
             raise pickle.PicklingError("only a generator that load() made can be pickled")
-        return self._reload, ()
+        return _open, (self._opening, self._reload_after_fork)
 
     def generate(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKeywords]
@@ -199,11 +204,12 @@ class Generator(LoadedModel):
         yield request.sequences[0].completion()
 
     def _own_threads(self) -> Turns:
-        if self._turns is None:
-            from ortgpt.aio import Turns  # asyncio takes a while to import, and only those who use it pay
+        with process_lock():
+            if self._turns is None or self._turns.fork_count != fork_count():
+                from ortgpt.aio import Turns  # asyncio takes a while to import, and only those who use it pay
 
-            self._turns = Turns(max(_MIN_ASYNC_THREADS, allowed_cpus()))
-        return self._turns
+                self._turns = Turns(max(_MIN_ASYNC_THREADS, allowed_cpus()))
+            return self._turns
 
     def score(self, text: Prompt, *, stride: int | None = None) -> Score:
         """Measure how well the model predicts a text (or ids): nll, perplexity, bits per byte, each token's logprob.

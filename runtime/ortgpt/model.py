@@ -20,15 +20,16 @@ from ortgpt.engine.engine import Engine
 from ortgpt.engine.prefill_graph import find_prefill_graph
 from ortgpt.engine.prefix_cache import PrefixCache
 from ortgpt.errors import BundleError, ClosedError, OptionError, OrtGptError, PromptError, shown
+from ortgpt.forks import FORKED, fork_count, process_lock
 from ortgpt.options.generation_config import read_generation_config
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.options.resolved import ResolvedOptions
 from ortgpt.ort.session import plan_session
-from ortgpt.process import FORKED, forks, reload_lock
 from ortgpt.sampling.grammar import Grammars
 from ortgpt.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
+OpenParts = tuple[Bundle, Engine, Tokenizer]  # what a LoadedModel is made of
 
 _logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class LoadedModel:
         engine: Engine,
         tokenizer: Tokenizer,
         *,
-        open_again: Callable[[], tuple[Bundle, Engine, Tokenizer]] | None = None,
+        open_again: Callable[[], OpenParts] | None = None,
     ) -> None:
         """Read the bundle's default options; in a forked child, get the three parts from `open_again`.
 
@@ -64,7 +65,7 @@ class LoadedModel:
             check_ids(GenerationOptions().resolve(self.defaults), engine.allowed_vocab_size)
         except OptionError as error:
             raise BundleError(f"{bundle.path / File.GENERATION_CONFIG}: {error}") from None
-        self._forks = forks()  # last, since it tells other threads that the rest is there
+        self._fork_count = fork_count()  # last, since it tells other threads that the rest is there
 
     @property
     def engine(self) -> Engine:
@@ -72,7 +73,7 @@ class LoadedModel:
 
         With `open_again`, a forked child opens the bundle at its first use.
         """
-        if self._engine is not None and self._forks != forks():
+        if self._engine is not None and self._fork_count != fork_count():
             self._renew()
         return self.check_open()
 
@@ -86,8 +87,8 @@ class LoadedModel:
         """Open the bundle in a forked child, where neither ONNX Runtime's threads nor holders of locks exist."""
         if self._open_again is None:
             raise ClosedError(FORKED)
-        with reload_lock():
-            if self._forks != forks():
+        with process_lock():
+            if self._fork_count != fork_count():
                 self._hold(*self._open_again())
 
     def close(self) -> None:
@@ -141,9 +142,7 @@ def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None
     return LoadedModel(*open_parts(path, device=device, threads=threads, verify=verify))
 
 
-def open_parts(
-    path: str | os.PathLike[str], *, device: str, threads: int | None, verify: str
-) -> tuple[Bundle, Engine, Tokenizer]:
+def open_parts(path: str | os.PathLike[str], *, device: str, threads: int | None, verify: str) -> OpenParts:
     """Open a bundle folder as ortgpt.load() describes it, and return what a LoadedModel is made of."""
     if verify not in ("sha256", "size"):
         raise OptionError.bad_value("verify", verify, "sha256, size")

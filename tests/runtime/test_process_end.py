@@ -108,3 +108,42 @@ def test_a_server_of_threads_ends_by_ctrl_c(small_bundle: Path) -> None:
         server.send_signal(signal.SIGINT)
         said, error = server.communicate(timeout=60)
     assert (server.returncode, said, error) == (0, "stopped\n", "")
+
+
+def test_ctrl_c_at_any_moment_leaves_nothing_to_wait_for(small_bundle: Path) -> None:
+    code = """if True:
+        import _thread, sys, threading, time
+        import ortgpt
+        generator = ortgpt.load(sys.argv[1], threads=1)
+        def interrupt():
+            while not stopped.is_set():
+                time.sleep(0.0003)
+                _thread.interrupt_main()
+        stopped, count = threading.Event(), 0
+        thread = threading.Thread(target=interrupt)
+        while True:
+            try:
+                if not thread.is_alive():
+                    thread.start()
+                while True:
+                    generator.tokenizer.encode("It is a truth universally acknowledged")
+            except KeyboardInterrupt:
+                count += 1
+                if count == 2000:
+                    break
+        while not stopped.is_set() or thread.is_alive():
+            try:
+                stopped.set()
+                thread.join()
+            except KeyboardInterrupt:
+                pass
+        try:
+            time.sleep(0.1)  # an interrupt may still be on its way
+        except KeyboardInterrupt:
+            pass
+        print("ends")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(small_bundle)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr

@@ -11,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,8 @@ import ortgpt
 from ortgpt import ClosedError
 from ortgpt.cli.main import main
 from ortgpt.decode.scoring import continuation_logprobs
-from ortgpt.process import FORKED
+from ortgpt.forks import FORKED
+from ortgpt.sampling.grammar import Grammars
 from ortgpt.tools.doctor import diagnose
 
 # A function that a spawned process finds by its name.
@@ -72,6 +74,7 @@ def test_a_fork_is_told_to_load_the_bundle_itself(small: ortgpt.Generator, small
     assert small.generate("a", max_new_tokens=1).token_ids
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_lock_that_another_thread_holds_at_the_fork_does_not_hang_the_child(small_bundle: Path) -> None:
     with ortgpt.load(small_bundle) as generator:
         cache = generator.prefix_cache(size_bytes=2**20)
@@ -93,6 +96,7 @@ def test_a_lock_that_another_thread_holds_at_the_fork_does_not_hang_the_child(sm
                 assert other.submit(forked, use).result(timeout=60) == f"ClosedError: {FORKED}"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_loads_the_bundle_again_where_it_is_asked_to(small_bundle: Path) -> None:
     def everything(generator: ortgpt.Generator) -> list[object]:
         with ThreadPoolExecutor(4) as pool:
@@ -105,6 +109,18 @@ def test_a_fork_loads_the_bundle_again_where_it_is_asked_to(small_bundle: Path) 
             generator.prefixes is not None,
         ]
 
+    def grammars_in_threads(generator: ortgpt.Generator) -> list[str]:
+        real = Grammars.__init__
+
+        def slow(self: Grammars, *values: Any) -> None:
+            time.sleep(0.2)  # other threads look at the generator meanwhile
+            real(self, *values)
+
+        Grammars.__init__ = slow  # type: ignore[assignment, method-assign]  # in the child
+        with ThreadPoolExecutor(4) as pool:
+            options: dict[str, Any] = {"max_new_tokens": 4, "grammar": "[a-z ]+"}
+            return list(pool.map(lambda _: generator.generate("It is", **options).text, range(4)))
+
     with ortgpt.load(small_bundle, reload_after_fork=True) as generator:
         cache = generator.prefix_cache(size_bytes=2**20)
         want = everything(generator)
@@ -113,6 +129,7 @@ def test_a_fork_loads_the_bundle_again_where_it_is_asked_to(small_bundle: Path) 
         with cache._lock, generator.grammars._lock:
             assert forked(lambda: everything(generator)) == f"returned {want!r}"
             assert forked(lambda: forked(lambda: everything(generator))) == f"returned {f'returned {want!r}'!r}"
+        assert forked(lambda: grammars_in_threads(generator)) == f"returned {[want[5]] * 4!r}"
         both = forked(lambda: (turn.generate(" and", max_new_tokens=4).token_ids, turn.text))
         assert both == f"returned {(turn.generate(' and', max_new_tokens=4).token_ids, turn.text)!r}"
         with pickle.loads(pickle.dumps(generator)) as again:

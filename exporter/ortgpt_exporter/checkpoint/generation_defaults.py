@@ -82,7 +82,8 @@ def read_generation_defaults(
     ends = [*_listed(ids[_EOS]), *_listed(values.get(_EOS))]
     if values.get(_EOS) is None and any(key == _EOS for key, _ in without):
         values[_EOS] = [] if ends else None  # the runtime takes that of config.json for null
-    notes += _without_token_notes(without, vocab_size, has_start=bool(begins or ends), has_end=bool(values.get(_EOS)))
+    has_end = values.get(_EOS) not in (None, [])
+    notes += _without_token_notes(without, vocab_size, has_start=bool(begins or ends), has_end=has_end)
     source = own_path if has_own else config_path
     notes += _not_taken_notes(source.name, values)
     try:
@@ -141,12 +142,12 @@ def _without_token_notes(
         return
     named = [f"{key} = {value}" for key, value in without]
     keys = [key for key in (_BOS, _EOS) if any(key == other for other, _ in without)]
-    effects = "" if has_end or _EOS not in keys else ", so no token ends a text"
+    effects = "" if has_end or _EOS not in keys else "; no token ends a text"
     effects += "" if has_start or not keys else "; an empty prompt and `score` lack a token to start from"
     options = " and ".join(f"--{key.replace('_', '-')}" for key in keys)
     what_to_do = f"; if the tokenizer has such tokens, name them ({options})" if keys else ""
     yield (
-        f"{listed(named)}: the tokenizer has no such token (it has 0 to {vocab_size - 1}), and none is ever picked"
+        f"{listed(named)}: the tokenizer has no such id (it has 0 to {vocab_size - 1}), so it is never generated"
         f"{effects}{what_to_do}"
     )
 
@@ -157,8 +158,8 @@ def _pipeline_notes(config: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(settings, dict) and settings:
         named = listed([f"{key} = {shown(value)}" for key, value in settings.items()])
         yield (
-            f"{File.CONFIG} has task_specific_params of text-generation, which `generate` of `transformers` does not "
-            f"read, and ortgpt neither: {named}"
+            f"{File.CONFIG} has task_specific_params of text-generation, which neither `generate` of `transformers` "
+            f"nor ortgpt reads: {named}"
         )
 
 

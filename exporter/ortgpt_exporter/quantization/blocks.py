@@ -58,10 +58,11 @@ class Blocks:
 
     def split(self, block_size: int) -> Blocks:
         """Return the same matrix in smaller blocks, whose size divides the present one unless a row is one block."""
-        rows, parts = len(self.scales), -(-self.block_size // block_size)
+        rows, parts, count = len(self.scales), -(-self.block_size // block_size), -(-self.columns // block_size)
         integers = padded(self.integers.reshape(rows, -1), block_size, value=2 ** (self.bits - 1))
-        scales = np.repeat(self.scales, parts, axis=1)
-        return Blocks.pack(integers.reshape(rows, -1, block_size), scales, bits=self.bits, columns=self.columns)
+        integers = integers[:, : count * block_size].reshape(rows, count, block_size)
+        scales = np.repeat(self.scales, parts, axis=1)[:, :count]
+        return Blocks.pack(integers, scales, bits=self.bits, columns=self.columns)
 
     def dequantized(self) -> Floats:
         """Return the weights that the integers represent, (rows, columns)."""
@@ -70,7 +71,7 @@ class Blocks:
 
 
 def padded(matrix: npt.NDArray[Any], block_size: int, *, value: int = 0) -> npt.NDArray[Any]:
-    """Return `matrix` with columns of `value` behind it that fill the last block of each row."""
+    """Return `matrix` with each row padded by `value` up to a whole number of blocks."""
     missing = -matrix.shape[1] % block_size
     return np.pad(matrix, ((0, 0), (0, missing)), constant_values=value) if missing else matrix
 

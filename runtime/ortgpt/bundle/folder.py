@@ -139,9 +139,10 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
         names = os.listdir(folder)
     if File.MANIFEST not in names:
         raise BundleNotFoundError(_not_found(folder, f"holds no {File.MANIFEST}"))
-    faults = find_files(folder, _REQUIRED)[1]
-    if File.MANIFEST in faults and os.path.isfile(path):  # it is read only if the others lie where it does
-        raise not_intact(folder, [faults[File.MANIFEST]])
+    places, faults = find_files(folder, _REQUIRED)
+    manifest = places.get(File.MANIFEST)
+    if faults and (manifest is None or manifest.is_outside):  # it is read from elsewhere only if the others lie there
+        raise not_intact(folder, list(faults.values()))
     try:
         values = read_json_object(path)
         return values, Manifest.from_values(values)

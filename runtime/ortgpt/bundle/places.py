@@ -1,14 +1,13 @@
 """Where the files of a bundle lie once links are followed, and whether that is still the bundle. Reads no file.
 
 Some tools make a bundle's folder of links: the cache of the Hugging Face hub links to `../../blobs`, a ConfigMap to a
-folder inside. A single link that leads elsewhere is refused: it could name any file of whoever opens the bundle, whose
+folder inside. A single link that leads elsewhere is refused: it could point at any file that the user can read, and its
 hash is checked late, or, with verify="size", never. ONNX Runtime 1.32 refuses weights that lie neither beside their
 graph nor beside the file that the graph's name leads to, so it accepts the same folders.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -23,19 +22,17 @@ LINK_OUT = "is a link out of the bundle"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a file lies, from the folder of its bundle, and what changes when another one takes its place.
+    """Where a file lies, and what changes when another one takes its place.
 
     No inode: some network file systems give a file another number each time.
     """
 
     path: str
+    """Absolute, without links."""
+    is_outside: bool
+    """Whether it lies neither in the bundle's folder nor below it."""
     size: int
     changed_ns: int
-
-    @property
-    def is_outside(self) -> bool:
-        """Whether it lies neither in the folder nor below it."""
-        return os.path.isabs(self.path) or self.path.split(os.sep)[0] == os.pardir
 
 
 def find_files(folder: Path, names: Iterable[str]) -> tuple[dict[str, Place], dict[str, str]]:
@@ -51,8 +48,7 @@ def find_files(folder: Path, names: Iterable[str]) -> tuple[dict[str, Place], di
             faults[name] = str(error)
     if len({os.path.dirname(place.path) for place in places.values()}) > 1:
         for name in [name for name, place in places.items() if place.is_outside]:
-            target = os.path.normpath(os.path.join(os.path.realpath(folder), places.pop(name).path))
-            faults[name] = f"{name} {LINK_OUT}, to {target!r}"
+            faults[name] = f"{name} {LINK_OUT}, to {places.pop(name).path!r}"
     return places, faults
 
 
@@ -81,7 +77,5 @@ def _find(folder: Path, name: str) -> Place:
         raise BundleError(f"{name} cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(state.st_mode):
         raise BundleError(f"{name} is not a file")
-    place = os.path.realpath(path)
-    with contextlib.suppress(ValueError):  # on another drive of Windows
-        place = os.path.relpath(place, os.path.realpath(folder))
-    return Place(place, state.st_size, state.st_mtime_ns)
+    place, inside = os.path.realpath(path), os.path.join(os.path.realpath(folder), "")
+    return Place(place, not place.startswith(inside), state.st_size, state.st_mtime_ns)

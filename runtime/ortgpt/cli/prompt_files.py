@@ -20,7 +20,7 @@ from ortgpt.bundle.writing import sync_folder
 from ortgpt.cli.prompt_lines import PromptFile, PromptLine
 from ortgpt.cli.streams import completion_values, drop_output, json_text
 from ortgpt.contract import File
-from ortgpt.errors import NonFiniteLogitsError, OptionError, OrtGptError
+from ortgpt.errors import ClosedError, EngineError, OptionError, OrtGptError
 from ortgpt.model import LoadedModel
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.request import PreparedPrompt, Request, prepare_prompt
@@ -112,13 +112,14 @@ class _Run:
     def _continue(self, lines: Sequence[_Line]) -> list[list[Completion] | OrtGptError]:
         """Return the continuations of each line, or why there are none.
 
-        Where the model computes NaN, the lines are computed again one by one, to tell whose it is.
+        Where a line is at fault, by logits that are not finite for example, all are computed one by one, to tell whose
+        it is.
         """
         prepared = [line.prepared for line in lines if isinstance(line.prepared, PreparedPrompt)]
         try:
             completions = iter(self._complete(prepared))
         except OrtGptError as error:
-            if self._strict or not isinstance(error, NonFiniteLogitsError):
+            if self._strict or isinstance(error, (ClosedError, EngineError)):
                 raise error.at(f"{self._source.path} lines {lines[0].number} to {lines[-1].number}") from error
             if len(lines) == 1:
                 return [error]

@@ -14,8 +14,8 @@ from ortgpt.bundle.model_config import ModelConfig
 from ortgpt.contract import DType, Tensor, past_names, present_names
 from ortgpt.engine.kv_cache import FixedCache, GrowingCache, Lengths
 from ortgpt.errors import EngineError
+from ortgpt.native_call import native_call
 from ortgpt.ort.session import Session
-from ortgpt.process import native_call
 
 Logits = npt.NDArray[np.float32]
 

@@ -11,8 +11,8 @@ from functools import partial
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import GraphSpec
 from ortgpt.contract import Role
+from ortgpt.forks import ProcessLock
 from ortgpt.ort.session import Session, open_graph
-from ortgpt.process import ProcessLock
 
 MIN_TOKENS = 32  # of all rows together, in one forward; with fewer, the decoder wins, whose weights are half the bytes
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ortgpt.engine.kv_cache import Cache, GrowingCache, RowKV
-from ortgpt.process import ProcessLock
+from ortgpt.forks import ProcessLock
 
 _FORWARD_TOKENS = 16  # a forward takes as long as it would take for this many more tokens in one that runs anyway
 

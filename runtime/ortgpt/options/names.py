@@ -28,7 +28,9 @@ def is_like_an_option(name: str, declared: Mapping[str, Option]) -> bool:
     if option_named(name, declared) is not None or name in _FOREIGN:
         return True
     known = {*declared, *_FOREIGN, *(each for option in declared.values() for each in option.elsewhere)}
-    return bool(difflib.get_close_matches(_letters(name), map(_letters, known), 1, 0.8))
+    letters = _letters(name)
+    # One letter of a short name may be too much, so "tokens", "length" and "seed_id" are names of the caller's own.
+    return bool(difflib.get_close_matches(letters, map(_letters, known), 1, 0.88))
 
 
 def did_you_mean(unknown: Sequence[str], declared: Mapping[str, Option]) -> str:

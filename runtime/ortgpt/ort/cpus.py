@@ -1,19 +1,15 @@
-"""How many CPUs this process may use, by affinity mask and control group; their instruction sets; threads to start."""
+"""How many CPUs this process may use, by affinity mask and control group, and which instruction sets they have."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 _FEATURES = (
     "avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd", "asimddp", "i8mm", "sve",
 )  # fmt: skip
-_END_OF_THREADS_S = 0.5
 
 
 def allowed_cpus(root: Path = Path("/")) -> int:
@@ -27,32 +23,6 @@ def allowed_cpus(root: Path = Path("/")) -> int:
     except AttributeError:  # macOS and Windows have no affinity mask
         cpus = os.cpu_count() or 1
     return max(1, min([cpus, *(math.ceil(quota) for quota in _cgroup_quotas(root))]))
-
-
-def startable_threads(most: int) -> int:
-    """Return how many threads this process may start now, at most `most`, found out by starting them."""
-    before, release = _running_threads(), threading.Event()
-    threads = [threading.Thread(target=release.wait, daemon=True) for _ in range(most)]
-    started = 0
-    with contextlib.suppress(RuntimeError):
-        for thread in threads:
-            thread.start()
-            started += 1
-    release.set()
-    for thread in threads[:started]:
-        thread.join()
-    # The system counts a thread a little longer than Python does.
-    deadline = time.monotonic() + _END_OF_THREADS_S
-    while _running_threads() > before and time.monotonic() < deadline:
-        time.sleep(0.0002)
-    return started
-
-
-def _running_threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return 0
 
 
 def cpu_features(root: Path = Path("/")) -> tuple[str, ...]:

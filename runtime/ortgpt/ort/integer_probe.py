@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 
 from ortgpt.errors import DeviceError
-from ortgpt.process import native_call
+from ortgpt.native_call import native_call
 
 _WIDTH, _LARGEST = 16, 127
 # An ONNX graph of one node, y = MatMulInteger(a, b): a is uint8 with zero point 0, b a constant (16, 16) of int8, as

@@ -22,11 +22,13 @@ from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import CacheSpec, GraphSpec
 from ortgpt.contract import DType, KVShape, Role, Spec, Target, graph_tensors, topk_tensors
 from ortgpt.errors import BundleError, ClosedError, DeviceError, OptionError, listed
-from ortgpt.ort.cpus import allowed_cpus, startable_threads
+from ortgpt.forks import FORKED
+from ortgpt.native_call import native_call
+from ortgpt.ort.cpus import allowed_cpus
 from ortgpt.ort.device import PROVIDERS, Device, choose_graph, list_names
 from ortgpt.ort.integer_probe import multiplies_exactly
 from ortgpt.ort.package import import_onnxruntime, install_hint
-from ortgpt.process import FORKED, native_call
+from ortgpt.ort.threads import pool_size
 
 _logger = logging.getLogger("ortgpt")
 _DTYPES = {
@@ -102,9 +104,6 @@ class SessionPlan:
     cancel: Callable[[], None]
     """Lets open(), which runs in another thread, fail soon. Versions before 1.32 may open the graph first."""
 
-    def __call__(self) -> Session:
-        return self.open()
-
 
 def plan_session(bundle: Bundle, *, device: str = "auto", threads: int | None = None) -> SessionPlan:
     """Choose device and options now; return what opens the bundle's graph for `device`.
@@ -156,7 +155,7 @@ def _plan(
             raise BundleError(
                 f"{path} reads weights from {list_names(sorted(unlisted))}, which the manifest does not list"
             )
-        options.intra_op_num_threads = pool = _pool_size(threads, count)
+        options.intra_op_num_threads = pool = pool_size(threads, count)
         with native_call:
             handle = _open_cpu(ort, path, options) if device.is_cpu else _open_gpu(ort, path, options, device)
         bundle.check_same({graph.file, *weights})
@@ -164,23 +163,6 @@ def _plan(
         return Session(handle, ort, graph, device, pool)
 
     return SessionPlan(open_, cancel=lambda: options.set_load_cancellation_flag(True))
-
-
-def _pool_size(threads: int | None, count: int) -> int:
-    """Return how many of `count` threads the pool may have, with the one that calls it.
-
-    ONNX Runtime hangs if it cannot start them all. Raises OptionError if the caller asked for more `threads`.
-    """
-    startable = 1 + startable_threads(count - 1)
-    if startable < count:
-        limit = (
-            f"at most {startable} now: the control group (pids.max), the user's limit (ulimit -u) or memory lets this "
-            f"process start {startable - 1} more"
-        )
-        if threads is not None:
-            raise OptionError.bad_value("threads", threads, limit)
-        _logger.warning("the pool has %d of %d threads (%s)", startable, count, limit)
-    return startable
 
 
 def _open_cpu(ort: ModuleType, path: Path, options: Any) -> Any:

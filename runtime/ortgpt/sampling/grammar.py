@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from ortgpt.errors import OptionError
+from ortgpt.forks import ProcessLock
+from ortgpt.native_call import native_call
 from ortgpt.options.resolved import Grammar
 from ortgpt.ort.package import install_hint
-from ortgpt.process import ProcessLock, native_call
 from ortgpt.sampling.warpers import Floats
 from ortgpt.text.tokenizer import Tokenizer
 

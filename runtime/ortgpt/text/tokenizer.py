@@ -17,7 +17,7 @@ import tiktoken
 
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, PromptError, listed, shown
-from ortgpt.process import native_call
+from ortgpt.native_call import native_call
 from ortgpt.text.bpe_files import joined_merges, read_merges_text, read_vocab
 
 # GPT-2 (Radford et al. 2019) splits a text into contractions, words, numbers, other signs and white space.

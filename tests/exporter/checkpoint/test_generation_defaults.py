@@ -153,7 +153,7 @@ def test_what_is_hidden_and_what_pipelines_read_is_named(folder: Path) -> None:
     task = {"text-generation": {"do_sample": True, "max_length": 50}, "translation": {"num_beams": 4}}
     configure(folder, {"top_k": 5, "temperature": 0.7, "task_specific_params": task}, {"temperature": 0.7})
     pipelines, hidden = notes_of(folder)
-    assert pipelines.endswith("does not read, and ortgpt neither: do_sample = True; max_length = 50")
+    assert pipelines.endswith("nor ortgpt reads: do_sample = True; max_length = 50")
     assert hidden == (
         "config.json has settings that do not count beside a generation_config.json, as in `transformers`: top_k = 5"
     )
@@ -163,9 +163,9 @@ def test_ids_without_a_token_are_told_with_what_to_do(folder: Path) -> None:
     configure(folder, {"eos_token_id": 50256, "bos_token_id": 50256})
     (note,) = notes_of(folder)
     assert note == (
-        "eos_token_id = 50256; bos_token_id = 50256: the tokenizer has no such token (it has 0 to 299), and none is "
-        "ever picked, so no token ends a text; an empty prompt and `score` lack a token to start from; if the "
-        "tokenizer has such tokens, name them (--bos-token-id and --eos-token-id)"
+        "eos_token_id = 50256; bos_token_id = 50256: the tokenizer has no such id (it has 0 to 299), so it is never "
+        "generated; no token ends a text; an empty prompt and `score` lack a token to start from; if the tokenizer "
+        "has such tokens, name them (--bos-token-id and --eos-token-id)"
     )
     defaults = read_generation_defaults(folder, SPECIAL, 300, bos_token_id=3, eos_token_ids=[0, 7])
     assert (defaults.bos_token_id, defaults.eos_token_id, defaults.notes) == (3, 0, ())
@@ -178,7 +178,10 @@ def test_ids_without_a_token_are_told_with_what_to_do(folder: Path) -> None:
     }  # fmt: skip
     assert (defaults.bos_token_id, defaults.eos_token_id) == (None, 9)
     (note,) = defaults.notes
-    assert "suppress_tokens = 50257; bad_words_ids = [1, 300]: the tokenizer has no such token" in note
+    assert "suppress_tokens = 50257; bad_words_ids = [1, 300]: the tokenizer has no such id" in note
+    assert "no token ends" not in note
+    configure(folder, {}, {"eos_token_id": [0, 50256]})  # 0 is an id like any other
+    (note,) = read_generation_defaults(folder, SPECIAL, 300).notes
     assert "no token ends" not in note
 
 

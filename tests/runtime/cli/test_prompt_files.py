@@ -112,7 +112,8 @@ def test_keys_of_its_own_come_back(small_bundle: Path, tmp_path: Path) -> None:
     ("name", "meant"),
     [
         ("id", False), ("custom_id", False), ("metadata", False), ("topic", False), ("source", False), ("index", False),
-        ("title", False), ("model", False), ("category", False), ("user", False), ("url", False),
+        ("tokens", False), ("length", False), ("seed_id", False), ("top", False), ("title", False), ("model", False),
+        ("category", False), ("user", False), ("url", False),
         ("temprature", True), ("topP", True), ("top-k", True), ("max_tokens", True), ("MaxNewTokens", True),
         ("repetition_penality", True), ("seeds", True), ("stop_sequences", True), ("max_length", True), ("n", True),
     ],
@@ -276,3 +277,16 @@ def test_a_long_file_is_prepared_as_it_is_written(
     assert run("generate", small_bundle, "--input", source, "--output", target, "--max-new-tokens", "1").exit_code == 0
     assert len(prepared) == 100
     assert sizes[31] == 0 < sizes[32] < sizes[64] < sizes[96]
+
+
+def test_a_fault_that_shows_while_a_line_is_computed_is_that_lines(
+    small_bundle: Path, small: ortgpt.Generator, tmp_path: Path
+) -> None:
+    everything = list(range(small.engine.allowed_vocab_size))
+    source = write(
+        tmp_path / "in.jsonl", "a man", {"prompt": "a man", "suppress_tokens": everything, "eos_token_id": []}, "a man"
+    )
+    result = run("generate", small_bundle, "--input", source, "--max-new-tokens", "3")
+    first, second, third = records_of(result, code=1)
+    assert first["token_ids"] == third["token_ids"] == small.generate("a man", max_new_tokens=3).token_ids
+    assert second["error"]["type"] == "OptionError"

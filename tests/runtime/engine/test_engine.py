@@ -236,7 +236,7 @@ def test_tokens_beyond_the_tokenizer_are_never_picked(small_bundle: Path, small:
 
 def test_non_finite_logits_raise_with_step_and_row(small_bundle: Path) -> None:
     bundle = open_bundle(small_bundle)
-    session = plan_session(bundle)()
+    session = plan_session(bundle).open()
     engine = Engine(session, bundle.config)
     cache_of = engine.new_cache
 

@@ -19,9 +19,9 @@ from ortgpt import BundleError, DeviceError, OptionError
 from ortgpt.bundle.folder import open_bundle
 from ortgpt.bundle.manifest import GraphSpec, Manifest, Promise
 from ortgpt.ort import device
-from ortgpt.ort.cpus import startable_threads
 from ortgpt.ort.device import Device, choose_graph
-from ortgpt.ort.session import _check_device, _pool_size, open_graph, plan_session
+from ortgpt.ort.session import _check_device, open_graph, plan_session
+from ortgpt.ort.threads import pool_size, startable_threads
 
 CPU = ["CPUExecutionProvider"]
 BOTH = ["CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -141,7 +141,7 @@ def test_a_session_that_fell_back_is_refused(small_bundle: Path, monkeypatch: py
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Fallen)
     with pytest.raises(DeviceError, match=r"asked for cuda:1, but ONNX Runtime opened \['CPUExecutionProvider'\]"):
-        plan_session(replace(bundle, manifest=manifest), device="cuda:1")()
+        plan_session(replace(bundle, manifest=manifest), device="cuda:1").open()
 
 
 def test_a_session_with_nodes_elsewhere_is_refused(small_bundle: Path) -> None:
@@ -205,7 +205,7 @@ def test_gpu_loads_at_once_leave_the_output_of_others_alone(
     caplog.set_level("DEBUG", logger="ortgpt")
     before = sys.stdout
     with ThreadPoolExecutor(2) as pool:
-        loads = [pool.submit(plan_session(replace(bundle, manifest=manifest), device="cuda")) for _ in range(2)]
+        loads = [pool.submit(plan_session(replace(bundle, manifest=manifest), device="cuda").open) for _ in range(2)]
         both_inside.wait(60)
         print("the app's own line")  # noqa: T201  # as an app does
         for load in loads:
@@ -219,7 +219,7 @@ def test_gpu_loads_at_once_leave_the_output_of_others_alone(
 @pytest.mark.parametrize("threads", [0, -1, 257, 2**31, True, 1.0, "2"])
 def test_bad_thread_counts_are_refused(small_bundle: Path, threads: Any) -> None:
     with pytest.raises(OptionError, match=r"threads = .* \(accepted: an integer from 1 to 256, or None"):
-        plan_session(open_bundle(small_bundle), threads=threads)()
+        plan_session(open_bundle(small_bundle), threads=threads).open()
 
 
 def test_session_settings(small_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,8 +233,8 @@ def test_session_settings(small_bundle: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(onnxruntime, "InferenceSession", spy)
     monkeypatch.setattr("ortgpt.ort.session.allowed_cpus", lambda: 3)
     monkeypatch.setattr("ortgpt.ort.session.multiplies_exactly", lambda ort: True)
-    assert plan_session(open_bundle(small_bundle))().threads == 3
-    assert plan_session(open_bundle(small_bundle), threads=2)().threads == 2
+    assert plan_session(open_bundle(small_bundle)).open().threads == 3
+    assert plan_session(open_bundle(small_bundle), threads=2).open().threads == 2
     assert [options.intra_op_num_threads for options in seen] == [3, 2]
 
 
@@ -251,7 +251,7 @@ def test_products_of_bytes_are_made_exact_where_they_are_not(
 
     monkeypatch.setattr("ortgpt.ort.session.multiplies_exactly", lambda ort: exact)
     monkeypatch.setattr(onnxruntime, "InferenceSession", spy)
-    plan_session(open_bundle(small_bundle))()
+    plan_session(open_bundle(small_bundle)).open()
     if exact:
         with pytest.raises(RuntimeError, match="does not have configuration"):
             seen[0].get_session_config_entry("session.x64quantprecision")
@@ -289,14 +289,14 @@ def test_the_pool_is_no_larger_than_the_threads_that_can_be_started(
         few_threads[0] = most
         assert startable_threads(9) == most
         caplog.clear()
-        assert _pool_size(None, 6) == size
+        assert pool_size(None, 6) == size
         assert [record.message.partition(" (")[0] for record in caplog.records] == (
             [f"the pool has {size} of 6 threads"] if size < 6 else []
         )
     few_threads[0] = 2
-    assert _pool_size(3, 3) == 3
+    assert pool_size(3, 3) == 3
     with pytest.raises(OptionError, match=r"threads = 4 \(accepted: at most 3 now: .*lets this process start 2 more\)"):
-        _pool_size(4, 4)
+        pool_size(4, 4)
 
 
 def test_a_load_needs_no_thread_besides_the_callers(
