@@ -14,7 +14,8 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from ortgpt.text.bpe_files import parse_merges, read_merges_text
+from ortgpt.bundle.files import read_text
+from ortgpt.text.bpe_files import parse_merges
 
 TEXT = (
     "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a "
@@ -57,7 +58,7 @@ def write_real_tokenizer(folder: Path, added: tuple[str, ...] = ()) -> None:
 
 def read_pairs(path: Path) -> list[tuple[str, str]]:
     """Return the pairs of a merges.txt, in order of rank."""
-    return parse_merges(read_merges_text(path), source=str(path))
+    return parse_merges(read_text(path), source=str(path))
 
 
 def random_model(seed: int = 0, **config: Any) -> Any:

@@ -67,7 +67,7 @@ DTYPES = {
     (Flavour.NATIVE, Target.CUDA): (DType.FLOAT16,),
     (Flavour.PORTABLE, Target.CPU): (DType.FLOAT32, DType.FLOAT16, *BITS),
 }
-# Bytes that a weight of the head takes, with its part of the scales.
+# Bytes that a weight of the head takes, with its part of the scales in blocks of the default sizes.
 _HEAD_BYTES = {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.INT8: 1 + 4 / 64, DType.INT4: 1 / 2 + 4 / 32}
 _logger = logging.getLogger("ortgpt_exporter")
 
@@ -172,7 +172,8 @@ def _export(
     if not config.tie_word_embeddings:
         megabytes = _HEAD_BYTES[head_dtype] * config.vocab_size * config.n_embd / 1e6
         on_note(
-            f"the head is not the token embedding; as a matrix of its own it adds {megabytes:,.2f} MB in {head_dtype}"
+            "the head is not the token embedding; as a matrix of its own it adds about "
+            f"{megabytes:,.2f} MB in {head_dtype}"
         )
     steps = Steps(on_progress, 6 + check_count(config.n_positions), begun=1)  # after the loading
     with write_folder(out, replace=force) as folder:

@@ -19,7 +19,7 @@ class Background(Generic[Result]):
     """
 
     def __init__(self, job: Callable[[], Result], *, stop: Callable[[], None], daemon: bool) -> None:
-        """Take the job. The end of the process ends a daemon anywhere, which code written in C++ does not bear."""
+        """Take the job. Python kills a daemon at exit, and C++ code aborts then, so no daemon runs such code."""
         self._job, self._stop = job, stop
         self._future: Future[Result] = Future()
         self._thread: threading.Thread | None = threading.Thread(target=self._run, daemon=daemon)

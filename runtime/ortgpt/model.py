@@ -158,7 +158,7 @@ def open_parts(path: str | os.PathLike[str], *, device: str, threads: int | None
                 session = opening.result()
                 device_topk = open_device_topk(bundle, session)
             except OrtGptError:
-                hashes.result()  # a damaged file is the better reason, and found as soon as an intact one is accepted
+                hashes.result()  # names a damaged file instead, if there is one; a good load waits for the hashes, too
                 raise
         hashes.result()
     bundle.check_same()
@@ -183,7 +183,7 @@ def _read_tokenizer(bundle: Bundle, verify: str) -> Tokenizer:
     try:
         return Tokenizer.load(bundle.path)
     except BundleError:
-        if verify == "sha256":  # a damaged file is the better reason, and these two are read in no time
+        if verify == "sha256":  # names a damaged file instead; these two are small
             bundle.verify_hashes((File.VOCAB, File.MERGES))
         raise
 

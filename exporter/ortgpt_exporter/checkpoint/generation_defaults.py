@@ -13,7 +13,7 @@ from typing import Any
 from ortgpt.bundle.checked_json import read_json_object
 from ortgpt.contract import File
 from ortgpt.errors import OptionError, listed, shown
-from ortgpt.options.generation_config import has_bearing, read_defaults, settings_not_taken
+from ortgpt.options.generation_config import changes_text, read_defaults, settings_not_taken
 from ortgpt_exporter.errors import ExportError
 from ortgpt_models.files import file_is_there
 from ortgpt_models.files import read_json_object as read_config
@@ -70,7 +70,7 @@ def read_generation_defaults(
     """
     config_path, own_path = path / File.CONFIG, path / File.GENERATION_CONFIG
     config = read_config(config_path, "a Hugging Face GPT-2 folder") if file_is_there(config_path) else {}
-    stated = {key: config[key] for key in config if key in GENERATION_KEYS and has_bearing(key, config[key])}
+    stated = {key: config[key] for key in config if key in GENERATION_KEYS and changes_text(key, config[key])}
     given = _given_ids(bos_token_id, eos_token_ids, vocab_size)
     ids = {**special, **{key: config[key] for key in (_BOS, _EOS) if key in config}, **given}
     has_own = file_is_there(own_path)

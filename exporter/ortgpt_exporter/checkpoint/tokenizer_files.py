@@ -16,7 +16,7 @@ from ortgpt.bundle.checked_json import read_json_object
 from ortgpt.bundle.files import read_text
 from ortgpt.contract import File
 from ortgpt.errors import listed, shown
-from ortgpt.text.bpe_files import MAX_IDS, parse_merges, read_merges_text, read_vocab
+from ortgpt.text.bpe_files import MAX_IDS, parse_merges, read_vocab
 from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter.checkpoint.merge_check import Pair, unreachable_merges
 from ortgpt_exporter.checkpoint.special_tokens import SPECIAL_TOKENS_MAP, declared_tokens, number_tokens
@@ -139,7 +139,7 @@ def _missing(folder: Path) -> ExportError:
 
 def _read_pair(vocab_path: Path, merges_path: Path) -> tuple[dict[str, int], list[Pair], dict[str, str]]:
     vocab = read_vocab(vocab_path)
-    merges_text = read_merges_text(merges_path)
+    merges_text = read_text(merges_path)
     merges = parse_merges(merges_text, source=str(merges_path))
     return vocab, merges, {File.VOCAB: read_text(vocab_path), File.MERGES: merges_text}
 

@@ -9,9 +9,9 @@ from typing import Any
 from ortgpt.errors import listed, shown
 from ortgpt.options.generation_options import OPTIONS, GenerationOptions
 
-# Keys of a generation_config.json without bearing here: on the file's origin, on what `transformers` returns, on its
+# Keys of a generation_config.json without effect here: on the file's origin, on what `transformers` returns, on its
 # cache and speed, and on encoder-decoders. Any other one that is not taken is logged when the bundle is loaded.
-_WITHOUT_BEARING = frozenset(
+_WITHOUT_EFFECT = frozenset(
     {"transformers_version", "_from_model_config", "_commit_hash", "_original_object_hash", "bos_token_id",
      "pad_token_id", "decoder_start_token_id", "output_attentions", "output_hidden_states", "output_scores",
      "output_logits", "return_dict_in_generate", "use_cache", "cache_implementation", "cache_config", "max_cache_len",
@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 
 
 def read_generation_config(values: Mapping[str, Any], fallback_eos: Iterable[int]) -> GenerationOptions:
-    """Return the defaults that a parsed generation_config.json gives; other keys that have a bearing are logged.
+    """Return the defaults that a parsed generation_config.json gives; other keys that change the text are logged.
 
     Raises OptionError for a value that is not accepted.
     """
@@ -62,17 +62,17 @@ def read_defaults(values: Mapping[str, Any], fallback_eos: Iterable[int]) -> Gen
 
 
 def settings_not_taken(values: Mapping[str, Any]) -> list[str]:
-    """Return each setting of a generation_config.json that has a bearing and is not taken, as "key = value"."""
+    """Return each setting of a generation_config.json that changes the text and is not taken, as "key = value"."""
     return [
         f"{key if key.isidentifier() else shown(key)} = {shown(value)}"
         for key, value in values.items()
-        if key not in _TAKEN and has_bearing(key, value)
+        if key not in _TAKEN and changes_text(key, value)
     ]
 
 
-def has_bearing(key: str, value: object) -> bool:
+def changes_text(key: str, value: object) -> bool:
     """Tell whether a setting of a generation_config.json changes what `transformers` generates."""
-    return value is not None and key not in _WITHOUT_BEARING and not _is_neutral(key, value)
+    return value is not None and key not in _WITHOUT_EFFECT and not _is_neutral(key, value)
 
 
 def _is_neutral(key: str, value: object) -> bool:

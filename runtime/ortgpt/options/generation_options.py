@@ -133,7 +133,7 @@ class GenerationOptions:
     )  # fmt: skip
     timeout_s: float | None = option(
         number(1e-9, sys.float_info.max, "a number of seconds above 0"),
-        "End the continuation this many seconds after the call, or after a stream's first piece was asked for.",
+        "End the continuation this many seconds after the call; for a stream, after its first piece is requested.",
         Flag("--timeout", "S", float), default_text="none", elsewhere=("max_time", "timeout"),
     )  # fmt: skip
     cancel: Any = option(

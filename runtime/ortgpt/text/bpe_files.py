@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ortgpt.bundle.checked_json import read_json_object
-from ortgpt.bundle.files import read_text
 from ortgpt.errors import BundleError, shown
 
 MAX_IDS = 2**24  # more than any model has rows; a larger id is a mistake, and lists up to it would take forever
@@ -30,11 +29,6 @@ def check_ids(vocab: dict[str, Any], *, source: str) -> dict[str, int]:
             f"{MAX_IDS - 1})"
         )
     return vocab
-
-
-def read_merges_text(path: Path) -> str:
-    """Return the text of a merges.txt. Raises BundleError."""
-    return read_text(path)
 
 
 def parse_merges(text: str, *, source: str) -> list[tuple[str, str]]:

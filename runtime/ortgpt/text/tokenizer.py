@@ -15,10 +15,11 @@ from pathlib import Path
 
 import tiktoken
 
+from ortgpt.bundle.files import read_text
 from ortgpt.contract import File
 from ortgpt.errors import BundleError, PromptError, listed, shown
 from ortgpt.native_call import native_call
-from ortgpt.text.bpe_files import joined_merges, read_merges_text, read_vocab
+from ortgpt.text.bpe_files import joined_merges, read_vocab
 
 # GPT-2 (Radford et al. 2019) splits a text into contractions, words, numbers, other signs and white space.
 _SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -53,7 +54,7 @@ class Tokenizer:
     def load(cls, folder: Path) -> Tokenizer:
         """Read the tokenizer of a bundle or checkpoint folder. Raises BundleError that names what does not fit."""
         path = folder / File.MERGES
-        joined = joined_merges(read_merges_text(path), source=str(path))
+        joined = joined_merges(read_text(path), source=str(path))
         source = f"{folder / File.VOCAB} and {File.MERGES}"
         # The vocabulary is read last, so that its memory can be freed as a whole.
         tokens, faults = _bytes_of(joined)

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, GPT2LMHeadModel
 
 import ortgpt
 from ortgpt import OptionError, PromptError
-from ortgpt.options.generation_config import has_bearing
+from ortgpt.options.generation_config import changes_text
 from ortgpt_exporter import CheckpointSource, ExportError, export_bundle
 from ortgpt_exporter.checkpoint.generation_defaults import GENERATION_KEYS, read_generation_defaults
 from ortgpt_exporter.checkpoint.load import load_checkpoint
@@ -120,8 +120,8 @@ def test_the_keys_are_those_of_transformers() -> None:
     metadata = {"transformers_version", "_from_model_config", "_commit_hash"}
     assert set(GenerationConfig().to_dict()) - metadata == GENERATION_KEYS
     neutral = GenerationConfig()._get_default_generation_params()
-    del neutral["max_length"], neutral["do_sample"]  # these have a bearing whatever their value is
-    assert [key for key, value in neutral.items() if has_bearing(key, value)] == []
+    del neutral["max_length"], neutral["do_sample"]  # these change the text whatever their value is
+    assert [key for key, value in neutral.items() if changes_text(key, value)] == []
 
 
 def notes_of(folder: Path, vocab_size: int = 300, **ids: Any) -> Iterator[str]:
