@@ -27,7 +27,7 @@ def portable_files(config: GPTConfig, tokenizer: TokenizerFiles) -> dict[str, st
         own = _tokenizer_json(tokenizer)
     return {
         File.TOKENIZER: own,
-        File.TOKENIZER_CONFIG: _text(_tokenizer_config(config, tokenizer.vocab)),
+        File.TOKENIZER_CONFIG: _text(_tokenizer_config(config, tokenizer)),
         File.GENAI_CONFIG: _text(genai_config(config)),
     }
 
@@ -63,8 +63,8 @@ def genai_config(config: GPTConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tokenizer_config(config: GPTConfig, vocab: Mapping[str, int]) -> dict[str, Any]:
-    token_of = {token_id: token for token, token_id in vocab.items()}
+def _tokenizer_config(config: GPTConfig, tokenizer: TokenizerFiles) -> dict[str, Any]:
+    token_of = {token_id: token for token, token_id in tokenizer.vocab.items()}
     bos, eos = (
         None if token_id is None else token_of[token_id] for token_id in (config.bos_token_id, config.eos_token_id)
     )
@@ -74,6 +74,7 @@ def _tokenizer_config(config: GPTConfig, vocab: Mapping[str, int]) -> dict[str, 
         "model_max_length": config.n_positions,
         "add_prefix_space": False,
         **{key: token for key, token in special.items() if token is not None},
+        **tokenizer.roles,
     }
 
 

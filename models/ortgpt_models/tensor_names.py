@@ -6,7 +6,7 @@ Knows no file and no shape.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ortgpt_models.errors import ModelError
@@ -55,8 +55,9 @@ def name_tensors(
             named.faults.append(f"{name} occurs twice, as {named.tensors[name].key} and {key}")
         elif not MASK_BUFFERS.fullmatch(name):
             named.tensors[name] = tensor
-    outer_head = _parent(wrapper) + HEAD  # of a model that calls its network otherwise than `transformer`
-    if outer_head in beside and HEAD not in named.tensors:
+    # A model that calls its network otherwise than `transformer` has its head beside it, perhaps levels further out.
+    outer_head = next((key for key in (parent + HEAD for parent in _parents(wrapper)) if key in beside), None)
+    if outer_head is not None and HEAD not in named.tensors:
         beside.remove(outer_head)
         named.tensors[HEAD] = stored[outer_head]
     if wrapper != usual_wrapper and wrapper:
@@ -69,7 +70,7 @@ def name_tensors(
 
 def left_out(keys: Collection[str]) -> str:
     """Return the note on tensors that are no part of the language model."""
-    return f"left out, since `transformers` leaves it out of the language model, too: {listed(keys)}"
+    return f"left out, as no part of the language model: {listed(keys)}"
 
 
 def listed(names: Collection[str]) -> str:
@@ -135,6 +136,8 @@ def _name_inside(key: str, wrapper: str) -> str | None:
     return name if name.partition(".")[0] in _ROOTS or name in (HEAD, OLD_HEAD) else None
 
 
-def _parent(prefix: str) -> str:
-    """Return a prefix without its last part: "model." of "model.gpt2."."""
-    return prefix[: prefix.rstrip(".").rfind(".") + 1]
+def _parents(prefix: str) -> Iterator[str]:
+    """Yield a prefix without its last part, without its last two, and so on: of "a.b.", "a." and ""."""
+    while prefix:
+        prefix = prefix[: prefix.rstrip(".").rfind(".") + 1]
+        yield prefix

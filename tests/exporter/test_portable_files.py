@@ -45,10 +45,27 @@ def test_a_checkpoints_own_tokenizer_json_is_copied_if_it_has_every_token(tmp_pa
     own = (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
     found = portable_files(config, read_tokenizer(tmp_path))
     assert found["tokenizer.json"] == own
-    assert "eos_token" not in json.loads(found["tokenizer_config.json"])
+    assert json.loads(found["tokenizer_config.json"])["eos_token"] == "<|endoftext|>"  # as the folder declares it
     (tmp_path / "added_tokens.json").write_text('{"<|more|>": 300}')
     added = json.loads(portable_files(config, read_tokenizer(tmp_path))["tokenizer.json"])["added_tokens"]
     assert (added[-1]["content"], added[-1]["id"]) == ("<|more|>", 300)
+
+
+def test_the_special_tokens_of_the_checkpoints_tokenizer_keep_their_names(tmp_path: Path) -> None:
+    write_small_tokenizer(tmp_path)
+    declared = {"bos_token": "<|startoftext|>", "pad_token": {"content": "<|pad|>"}, "sep_token": "<|endoftext|>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(declared), encoding="utf-8")
+    own = AutoTokenizer.from_pretrained(tmp_path, tokenizer_type="gpt2")
+    config = GPTConfig(vocab_size=len(own), bos_token_id=0, eos_token_id=0)
+    out = tmp_path / "out"
+    out.mkdir()
+    for name, text in portable_files(config, read_tokenizer(tmp_path)).items():
+        (out / name).write_text(text, encoding="utf-8")
+    found = AutoTokenizer.from_pretrained(out)
+    for name in ("bos_token", "eos_token", "pad_token", "sep_token"):
+        assert (name, getattr(found, name), found.convert_tokens_to_ids(getattr(found, name))) == (
+            name, getattr(own, name), own.convert_tokens_to_ids(getattr(own, name)),
+        )  # fmt: skip
 
 
 def test_genai_config_describes_the_network() -> None:

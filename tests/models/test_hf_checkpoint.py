@@ -182,6 +182,23 @@ def test_a_prefix_before_all_tensors_is_removed(
     assert any(f"the prefix {wrapper} before the network's tensors, as in {before}" in note for note in notes)
 
 
+@pytest.mark.parametrize("wrapper", ["model.model.", "model.model.gpt.", "a.b.c."])
+def test_the_head_of_a_wrapped_network_may_be_levels_above_it(folder: Path, wrapper: str) -> None:
+    def wrap(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        head = tensors["transformer.wte.weight"] * 3
+        return {wrapper + key.removeprefix("transformer."): value for key, value in tensors.items()} | {
+            "lm_head.weight": head
+        }
+
+    expected = load_gpt(folder).state_dict()
+    rewrite(folder, wrap)
+    notes: list[str] = []
+    state = load_gpt(folder, on_note=notes.append).state_dict()
+    assert torch.equal(state.pop("lm_head.weight"), expected["wte.weight"] * 3)
+    assert state.keys() == expected.keys()
+    assert not any("left out, as" in note for note in notes)
+
+
 def test_a_prefix_that_is_not_one_is_said_to_be_the_matter(folder: Path) -> None:
     whole = load_file(folder / "model.safetensors")
     keys = sorted(whole)
@@ -467,7 +484,7 @@ def test_an_index_names_files_of_its_own_folder_only(folder: Path) -> None:
             load_gpt(folder)
     for text in ("[1]", "{", "\ud800"):
         index.write_text(text, encoding="utf-8", errors="surrogatepass")
-        with pytest.raises(ModelError, match=r"index\.json (is not valid JSON|holds a JSON list)"):
+        with pytest.raises(ModelError, match=r"index\.json (is not valid JSON|holds a JSON list|is not UTF-8)"):
             load_gpt(folder)
 
 

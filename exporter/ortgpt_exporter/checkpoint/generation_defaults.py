@@ -37,6 +37,7 @@ GENERATION_KEYS = frozenset(
 )  # fmt: skip
 
 _BOS, _EOS = "bos_token_id", "eos_token_id"
+_OFF_BELOW_ONE = ("top_k", "no_repeat_ngram_size", "min_new_tokens")
 _ID_KEYS = (_EOS, _BOS, "suppress_tokens", "bad_words_ids")  # those whose ids the runtime compares with the vocabulary
 
 
@@ -74,14 +75,19 @@ def read_generation_defaults(
     given = _given_ids(bos_token_id, eos_token_ids, vocab_size)
     ids = {**special, **{key: config[key] for key in (_BOS, _EOS) if key in config}, **given}
     has_own = file_is_there(own_path)
-    values = {**(read_json_object(own_path) if has_own else stated | ids), **given}
+    values = _off_is_zero({**(read_json_object(own_path) if has_own else stated | ids), **given})
     notes = [*_pipeline_notes(config), *(_hidden_notes(stated, values) if has_own else ())]
     without = dict.fromkeys((*_without_token(ids, vocab_size), *_without_token(values, vocab_size)))
     ids, values = _cleaned(ids, vocab_size), _cleaned(values, vocab_size)
     begins = [*_listed(ids[_BOS]), *_listed(values.get(_BOS))]
     ends = [*_listed(ids[_EOS]), *_listed(values.get(_EOS))]
-    if values.get(_EOS) is None and any(key == _EOS for key, _ in without):
-        values[_EOS] = [] if ends else None  # the runtime takes that of config.json for null
+    if values.get(_EOS) is None and ends:
+        values[_EOS] = []  # for null, the runtime takes that of config.json
+        if not any(key == _EOS for key, _ in without):
+            notes.append(
+                f"{File.GENERATION_CONFIG} names no eos_token_id, so no token ends a text, as in `transformers`; "
+                f"--eos-token-id {ends[0]} lets the one of {File.CONFIG} end it"
+            )
     has_end = values.get(_EOS) not in (None, [])
     notes += _without_token_notes(without, vocab_size, has_start=bool(begins or ends), has_end=has_end)
     source = own_path if has_own else config_path
@@ -96,6 +102,13 @@ def read_generation_defaults(
         values=values,
         notes=tuple(notes),
     )
+
+
+def _off_is_zero(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with 0 for a negative one, by which `transformers` leaves these settings off, too."""
+    return {
+        key: 0 if key in _OFF_BELOW_ONE and type(value) is int and value < 0 else value for key, value in values.items()
+    }
 
 
 def _given_ids(bos_token_id: int | None, eos_token_ids: Sequence[int], vocab_size: int) -> dict[str, Any]:

@@ -42,6 +42,13 @@ def declared_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any], c
     return [value if isinstance(value, dict) else {"content": value} for value in entries if value]
 
 
+def token_roles(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text of each named token that the files declare, by its name: {"pad_token": "<|pad|>"}."""
+    values, _ = _merged(config, {} if "added_tokens_decoder" in config else special_map)
+    named = {key: values[key] for key in _NAMED if _is_token(values.get(key))}
+    return {key: value["content"] if isinstance(value, dict) else value for key, value in named.items()}
+
+
 def number_tokens(tokens: Iterable[Mapping[str, Any]], vocab: Mapping[str, int]) -> dict[str, int]:
     """Return the tokens whose text `vocab` does not have, each with the next free id."""
     texts = dict.fromkeys(token["content"] for token in tokens)

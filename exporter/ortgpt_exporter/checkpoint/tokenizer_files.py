@@ -19,7 +19,7 @@ from ortgpt.errors import listed, shown
 from ortgpt.text.bpe_files import MAX_IDS, parse_merges, read_vocab
 from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter.checkpoint.merge_check import Pair, unreachable_merges
-from ortgpt_exporter.checkpoint.special_tokens import SPECIAL_TOKENS_MAP, declared_tokens, number_tokens
+from ortgpt_exporter.checkpoint.special_tokens import SPECIAL_TOKENS_MAP, declared_tokens, number_tokens, token_roles
 from ortgpt_exporter.checkpoint.tokenizer_json import as_object, read_tokenizer_json
 from ortgpt_exporter.checkpoint.tokenizer_names import ADDED_TOKENS, MERGES_NAMES, VOCAB_NAMES, describe_others
 from ortgpt_exporter.errors import ExportError
@@ -45,6 +45,8 @@ class TokenizerFiles:
     """The tokenizer as the runtime runs it."""
     numbered: Mapping[str, int] = field(default_factory=dict)
     """The special tokens among them that the files declare without an id, each with the id that it got."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """The named special tokens that the files declare, by name: {"pad_token": "<|pad|>"}."""
     tokenizer_json: str | None = None
     """The folder's own tokenizer.json, if that is a whole tokenizer."""
     notes: tuple[str, ...] = ()
@@ -72,6 +74,7 @@ def read_tokenizer(path: Path, *, rows: int = MAX_IDS) -> TokenizerFiles:
     joined = ["".join(pair) for pair in merges]
     stated = _with_added(path, vocab, _added_tokens(path, settings, config))
     declared = _declared(path, config)
+    roles = token_roles(config, {} if path.is_file() else _optional_object(path / SPECIAL_TOKENS_MAP))
     numbered = number_tokens(declared, stated)
     whole = stated | numbered
     tokenizer = Tokenizer.from_vocab(whole, joined, source=source)
@@ -88,6 +91,7 @@ def read_tokenizer(path: Path, *, rows: int = MAX_IDS) -> TokenizerFiles:
         vocab=whole,
         tokenizer=tokenizer,
         numbered=numbered,
+        roles={key: token for key, token in roles.items() if token in whole},
         tokenizer_json=read_text(tokenizer_path) if "model" in settings else None,
         notes=(*_number_notes(numbered, beyond, rows), *_notes(settings, config, declared)),
     )

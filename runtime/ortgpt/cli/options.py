@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from ortgpt.bundle.checked_json import parse_json
-from ortgpt.cli.streams import read_text
+from ortgpt.cli.streams import read_argument, read_text
 from ortgpt.errors import Mention, OptionError, shown
 from ortgpt.options.generation_options import OPTIONS
 from ortgpt.options.option import Flag, Option
@@ -89,7 +89,9 @@ def read_options(values: dict[str, Any]) -> dict[str, Any]:
     Raises OptionError.
     """
     options = {
-        name: value for name, value in values.items() if value is not None and value is not False and value != ()
+        name: _read_texts(name, value)
+        for name, value in values.items()
+        if value is not None and value is not False and value != ()
     }
     if options.pop("greedy", False):
         options["do_sample"] = False
@@ -109,6 +111,13 @@ def read_options(values: dict[str, Any]) -> dict[str, Any]:
         value = options.pop(name)
         options["grammar"] = _read_schema(value) if name == "grammar_json_schema" else value
     return options
+
+
+def _read_texts(name: str, value: Any) -> Any:
+    """Return the value of a flag, its texts without a byte-order mark. Raises OptionError for one that is not UTF-8."""
+    if isinstance(value, str):
+        return read_argument(f"--{name.replace('_', '-')}", value)
+    return tuple(_read_texts(name, each) for each in value) if isinstance(value, tuple) else value
 
 
 def _read_bias(text: str) -> tuple[int, float]:

@@ -172,9 +172,12 @@ class _Run:
         return str(key.hexdigest()[:16])
 
     def _resume(self, target: Path) -> int:
-        """Return how many lines `target` has completely, and truncate the incomplete rest."""
+        """Return how many lines `target` has in whole chunks, and truncate the rest.
+
+        The lines of a chunk are computed together, which in 8 and 4 bits can change a row.
+        """
         data = target.read_bytes()
-        done, kept, count, size = 0, 0, 0, 0
+        done, kept, kept_lines, count, size = 0, 0, 0, 0, 0
         for record in data.splitlines(keepends=True):
             size += len(record)
             if not record.endswith(b"\n"):
@@ -194,11 +197,15 @@ class _Run:
             count += 1
             if "error" in values or count == self._records_of(done):
                 self._failed += [values["line"]] if "error" in values else []
-                done, kept, count = done + 1, size, 0
+                done, count = done + 1, 0
+                if done % _CHUNK == 0 or done == len(self._source):
+                    kept, kept_lines = size, done
         if kept < len(data):
             with target.open("r+b") as out:
                 out.truncate(kept)
-        return done
+        numbers = {number for number, _ in self._source.lines[:kept_lines]}
+        self._failed = [number for number in self._failed if number in numbers]
+        return kept_lines
 
     def _records_of(self, place: int) -> Any:
         """Return how many records a line has that did not fail."""

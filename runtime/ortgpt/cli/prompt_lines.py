@@ -6,6 +6,7 @@ Knows no model: whether the options of a line can be had, prompt_files.py finds 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -23,6 +24,7 @@ FORMATS = ("jsonl", "text")
 # The names in a record that are not the line's own.
 _RECORD_NAMES = frozenset({"line", "prompt", "key", "error", *(each.name for each in fields(Completion))})
 _PLAIN = "with --input-format text, each line is a prompt as it is"
+_IDS = ("id", "custom_id")
 _COMPLETIONS = "/v1/completions"
 _NO_CHAT = "(accepted: a text to continue, as for /v1/completions; the model has no chat)"
 
@@ -88,7 +90,11 @@ def read_json_line(line: str) -> PromptLine:
     try:
         value = parse_json(line, half_characters=True)  # of a prompt, it becomes U+FFFD
     except ValueError as error:
-        return PromptLine(error=PromptError(f"not JSON: {error} ({_PLAIN})"))
+        value = _read_leniently(line)
+        if not isinstance(value, dict):
+            return PromptLine(error=PromptError(f"not JSON: {error} ({_PLAIN})"))
+        own = {name: each for name, each in value.items() if name in _IDS}
+        return PromptLine(value.get("prompt"), {}, own, error=PromptError(f"not strict JSON: {error}"))
     if not isinstance(value, dict):
         return _checked(PromptLine(value))
     if "body" in value and "prompt" not in value:
@@ -101,6 +107,14 @@ def read_json_line(line: str) -> PromptLine:
         _NO_CHAT if "messages" in value else '(accepted: a text, a list of token ids, or an object with "prompt")'
     )
     return _checked(PromptLine(None, {}, own, error=PromptError(f'no "prompt" {accepted}')))
+
+
+def _read_leniently(line: str) -> Any:
+    """Return what Python's own reader makes of a line, which takes NaN and a key that comes twice; None if nothing."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _batch_line(value: Mapping[str, Any]) -> PromptLine:
@@ -140,8 +154,8 @@ def _is_setting(name: str) -> bool:
 
 
 def _is_idle(name: str, value: Any, body: Mapping[str, Any]) -> bool:
-    """Tell whether a name of OpenAI's that is no option here has the value that changes nothing."""
-    idle = {"stream": False, "suffix": "", "best_of": body.get("n") or 1}
+    """Tell whether a name of OpenAI's has the value that changes nothing there."""
+    idle = {"stream": False, "suffix": "", "best_of": body.get("n") or 1, "top_p": 1}
     return name in idle and value == idle[name]
 
 

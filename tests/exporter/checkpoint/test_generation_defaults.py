@@ -143,7 +143,7 @@ NOT_TAKEN = {
 def test_what_is_not_taken_is_named(key: str, folder: Path) -> None:
     for name in ("config.json", "generation_config.json"):
         value = NOT_TAKEN[key]
-        configure(folder, {key: value}, {key: value} if name != "config.json" else None)
+        configure(folder, {key: value}, {key: value, "eos_token_id": 0} if name != "config.json" else None)
         (note,) = notes_of(folder)
         assert note.startswith(f"{name} has settings that are no defaults of a bundle: {key} = {value!r}; give")
         assert read_generation_defaults(folder, SPECIAL, 300).values[key] == value  # other programs may take it
@@ -151,7 +151,9 @@ def test_what_is_not_taken_is_named(key: str, folder: Path) -> None:
 
 def test_what_is_hidden_and_what_pipelines_read_is_named(folder: Path) -> None:
     task = {"text-generation": {"do_sample": True, "max_length": 50}, "translation": {"num_beams": 4}}
-    configure(folder, {"top_k": 5, "temperature": 0.7, "task_specific_params": task}, {"temperature": 0.7})
+    configure(
+        folder, {"top_k": 5, "temperature": 0.7, "task_specific_params": task}, {"temperature": 0.7, "eos_token_id": 0}
+    )
     pipelines, hidden = notes_of(folder)
     assert pipelines.endswith("nor ortgpt reads: do_sample = True; max_length = 50")
     assert hidden == (
@@ -183,6 +185,24 @@ def test_ids_without_a_token_are_told_with_what_to_do(folder: Path) -> None:
     configure(folder, {}, {"eos_token_id": [0, 50256]})  # 0 is an id like any other
     (note,) = read_generation_defaults(folder, SPECIAL, 300).notes
     assert "no token ends" not in note
+
+
+def test_an_end_that_generation_config_does_not_name_ends_nothing(folder: Path) -> None:
+    for own in ({"do_sample": False}, {"eos_token_id": None}):
+        configure(folder, {"eos_token_id": 55}, own)
+        defaults = read_generation_defaults(folder, SPECIAL, 300)
+        assert (defaults.values["eos_token_id"], defaults.eos_token_id) == ([], 55)
+        assert defaults.notes == (
+            "generation_config.json names no eos_token_id, so no token ends a text, as in `transformers`; "
+            "--eos-token-id 55 lets the one of config.json end it",
+        )
+    assert read_generation_defaults(folder, SPECIAL, 300, eos_token_ids=[55]).values["eos_token_id"] == 55
+
+
+def test_a_negative_number_leaves_a_setting_off(folder: Path) -> None:
+    configure(folder, {"top_k": -1, "no_repeat_ngram_size": -1, "min_new_tokens": -3})
+    values = read_generation_defaults(folder, SPECIAL, 300).values
+    assert [values[key] for key in ("top_k", "no_repeat_ngram_size", "min_new_tokens")] == [0, 0, 0]
 
 
 def test_ids_that_are_named_have_to_have_a_token(folder: Path) -> None:

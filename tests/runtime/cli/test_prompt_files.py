@@ -290,3 +290,38 @@ def test_a_fault_that_shows_while_a_line_is_computed_is_that_lines(
     first, second, third = records_of(result, code=1)
     assert first["token_ids"] == third["token_ids"] == small.generate("a man", max_new_tokens=3).token_ids
     assert second["error"]["type"] == "OptionError"
+
+
+def test_a_line_that_is_nearly_json_keeps_its_id(small_bundle: Path, tmp_path: Path) -> None:
+    lines = ('raw:{"id": 7, "prompt": "a", "w": NaN}', 'raw:{"custom_id": "b", "prompt": "a", "prompt": "b"}', '"a"')
+    source = write(tmp_path / "in.jsonl", *lines)
+    first, second, _ = records_of(run("generate", small_bundle, "--input", source, "--max-new-tokens", "1"), code=1)
+    assert (first["id"], first["error"]["message"]) == (7, "not strict JSON: NaN is not a JSON number")
+    assert (second["custom_id"], second["error"]["type"]) == ("b", "PromptError")
+    assert "--input-format" not in second["error"]["message"]
+
+
+def test_a_batch_line_that_sends_the_defaults_is_greedy(
+    small_bundle: Path, small: ortgpt.Generator, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "in.jsonl", body(prompt="a man", max_tokens=9, top_p=1, presence_penalty=0))
+    (record,) = records_of(run("generate", small_bundle, "--input", source))
+    assert record["token_ids"] == small.generate("a man", max_new_tokens=9).token_ids
+
+
+def test_a_cut_chunk_is_computed_again_as_a_whole(small_bundle: Path, tmp_path: Path) -> None:
+    """In 8 and 4 bits the lines that are computed together can change a row, so a run continues between chunks."""
+    source = write(tmp_path / "in.jsonl", *(f"{number} a man" for number in range(40)))
+    out = tmp_path / "out.jsonl"
+    command = ("generate", small_bundle, "--input", source, "--output", out, "--max-new-tokens", "2")
+    assert run(*command).exit_code == 0
+    whole = out.read_bytes()
+    for kept, done in ((40, 40), (37, 32), (32, 32), (5, 0)):
+        out.write_bytes(b"".join(whole.splitlines(keepends=True)[:kept]))
+        result = run(*command)
+        assert result.exit_code == 0
+        assert (f"has {done} of 40 prompts already" in result.stderr) == (done > 0)
+        assert out.read_bytes().count(b"\n") == 40
+        assert [json.loads(line)["text"] for line in out.read_bytes().splitlines()] == [
+            json.loads(line)["text"] for line in whole.splitlines()
+        ]

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import ortgpt
 from support import reseal, write_checkpoint
@@ -257,3 +258,15 @@ def test_ctrl_c_ends_with_one_line(command: str, small_bundle: Path) -> None:
     args = [each.replace("$1", str(small_bundle)) for each in command.split()[1:]]
     done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (130, b"interrupted\n")
+
+
+def test_a_mark_before_the_text_of_a_flag_is_left_out(small_bundle: Path, small: ortgpt.Generator) -> None:
+    """A shell puts it there: --stop "$(cat FILE)"."""
+    text = small.generate("a man", max_new_tokens=9).text
+    stop = text[3:5]
+    flags = ["--stop", "\ufeff" + stop, "--max-new-tokens", "9"]
+    result = CliRunner().invoke(main, ["generate", str(small_bundle), "a man", *flags])
+    assert result.stdout == small.generate("a man", max_new_tokens=9, stop=stop).text + "\n"
+    schema = '\ufeff{"type": "boolean"}'
+    result = CliRunner().invoke(main, ["generate", str(small_bundle), "a man", "--grammar-json-schema", schema])
+    assert result.stdout in ("true\n", "false\n")
