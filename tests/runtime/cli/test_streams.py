@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 import ortgpt
+from ortgpt.cli.main import main
 from support import reseal, write_checkpoint
 
 fcntl = pytest.importorskip("fcntl", reason="a POSIX shell closes and fills the streams")
