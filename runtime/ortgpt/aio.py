@@ -36,20 +36,17 @@ class Turns:
         """Run an iterator until it yields a result, and return that. Cancelling the task ends it within a step."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        iterator = _Shared(steps)
+        iterator, in_daemon = _Shared(steps), threading.current_thread().daemon
 
         def deliver(put: Callable[[Any], None], value: Any) -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(lambda: None if future.done() else put(value))
 
         def turn() -> None:
-            end = time.perf_counter() + _TURN_S
             try:
-                item = None
-                while item is None and not future.done() and time.perf_counter() < end:
-                    item = iterator.step()
-                if item is None and not future.done():
-                    self._submit(turn)
+                item = iterator.turn(lambda: future.done() or loop.is_closed())
+                if item is None:
+                    self._submit(turn, in_daemon=in_daemon)
             except BaseException as error:  # noqa: BLE001  # the caller gets it
                 deliver(future.set_exception, error)
             else:
@@ -57,30 +54,36 @@ class Turns:
                     deliver(future.set_result, item)
 
         try:
-            self._submit(turn)
+            self._submit(turn, in_daemon=in_daemon)
             return await future
         finally:
             if future.cancelled() or not future.done():
                 self._close(iterator)
 
-    async def iterate(self, items: Generator[Item]) -> AsyncGenerator[Item, None]:
-        """Yield what an iterator yields; close it when the loop is left or cancelled."""
-        iterator = _Shared(items)
+    async def iterate(self, items: Generator[Item | None]) -> AsyncGenerator[Item, None]:
+        """Yield what an iterator yields besides None; close it when the loop is left or cancelled."""
+        iterator, in_daemon = _Shared(items), threading.current_thread().daemon
         try:
-            while (item := await asyncio.wrap_future(self._submit(iterator.step))) is not _END:
-                yield item
+            while (item := await asyncio.wrap_future(self._submit(iterator.turn, in_daemon=in_daemon))) is not _END:
+                if item is not None:
+                    yield item
         finally:
             self._close(iterator)
 
     def _close(self, iterator: _Shared[Any]) -> None:
         with contextlib.suppress(EngineError):
-            self._submit(iterator.close)
+            self._submit(iterator.close, in_daemon=True)
 
-    def _submit(self, function: Callable[[], Item]) -> Future[Item]:
-        """Let a thread call `function`. Raises EngineError where no thread can be started."""
+    def _submit(self, function: Callable[[], Item], *, in_daemon: bool) -> Future[Item]:
+        """Let a thread call `function` for an event loop, perhaps in a daemon thread.
+
+        Raises EngineError where no thread can be started.
+        """
         try:
             return self._pool.submit(function)
         except RuntimeError as error:
+            if "shutdown" in str(error) and in_daemon:
+                return Future()  # never done: the process ends, and kills the loop's thread as it waits
             raise EngineError(f"no thread for an asynchronous call: {error}") from None
 
 
@@ -92,10 +95,14 @@ class _Shared(Generic[Item]):
         self._context = contextvars.copy_context()
         self._lock = threading.Lock()
 
-    def step(self) -> Item:
-        """Return the next item, or _END."""
+    def turn(self, is_unwanted: Callable[[], bool] = lambda: False) -> Item | None:
+        """Return the next item that is not None, or _END; None after a while. Unwanted, it ends: _END."""
+        end = time.perf_counter() + _TURN_S
+        item, ended = cast("Item | None", None), cast("Item", _END)
         with self._lock:
-            return self._context.run(next, self._iterator, cast("Item", _END))
+            while item is None and time.perf_counter() < end:
+                item = ended if is_unwanted() else self._context.run(next, self._iterator, ended)
+        return item
 
     def close(self) -> None:
         """Close the iterator after the step that runs."""

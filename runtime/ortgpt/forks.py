@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-from types import TracebackType
 
 from ortgpt.errors import ClosedError
 
@@ -37,15 +36,11 @@ class ProcessLock:
         self._lock = threading.Lock()
         self._fork_count = _count
 
-    def __enter__(self) -> None:
+    def here(self) -> threading.Lock:
+        """Return the lock, for a `with` statement: its own methods, unlike ones in Python, cannot be interrupted."""
         if self._fork_count != _count:
             raise ClosedError(FORKED)
-        self._lock.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
+        return self._lock
 
 
 def _begin_in_child() -> None:

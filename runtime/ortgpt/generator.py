@@ -19,6 +19,7 @@ from ortgpt.engine.prefix_cache import PrefixCache
 from ortgpt.errors import DeviceError, OptionError, PromptError, shown
 from ortgpt.forks import fork_count, process_lock
 from ortgpt.model import LoadedModel, OpenParts, Prompt, open_parts
+from ortgpt.native_call import native_call
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.options.keywords import GenerationKeywords
 from ortgpt.options.validation import integer
@@ -168,15 +169,17 @@ class Generator(LoadedModel):
 
     def stream(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKeywords]
-    ) -> abc.Generator[Piece, None, None]:
+    ) -> abc.Generator[Piece]:
         """Continue one prompt and yield the text as it comes; the pieces joined are the text of generate().
 
         The last piece has a finish_reason. Options and prompt are checked at the call, not at the first piece; raises
         as generate() does. Leaving the loop, or close(), ends the work and frees its cache.
         """
-        made = GenerationOptions.make(options, keywords)
-        check_stream(made)
-        return prepare(self, [prompt], made).pieces()
+        return self._stream_request(prompt, GenerationOptions.make(options, keywords)).pieces()
+
+    def _stream_request(self, prompt: Prompt, options: GenerationOptions) -> Request:
+        check_stream(options)
+        return prepare(self, [prompt], options)
 
     async def agenerate(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKeywords]
@@ -194,7 +197,8 @@ class Generator(LoadedModel):
 
         Options and prompt are checked at the call, so a server can refuse them before it begins its answer.
         """
-        return self._own_threads().iterate(self.stream(prompt, options, **keywords))
+        request = self._stream_request(prompt, GenerationOptions.make(options, keywords))
+        return self._own_threads().iterate(request.steps())
 
     def _steps(self, prompt: Prompt, options: GenerationOptions) -> abc.Generator[Completion | None]:
         """Yield None after each step of generate(), and the completion at the end."""
@@ -206,7 +210,8 @@ class Generator(LoadedModel):
     def _own_threads(self) -> Turns:
         with process_lock():
             if self._turns is None or self._turns.fork_count != fork_count():
-                from ortgpt.aio import Turns  # asyncio takes a while to import, and only those who use it pay
+                with native_call:
+                    from ortgpt.aio import Turns  # asyncio takes a while to import, and only those who use it pay
 
                 self._turns = Turns(max(_MIN_ASYNC_THREADS, allowed_cpus()))
             return self._turns

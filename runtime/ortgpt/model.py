@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -148,7 +148,7 @@ def open_parts(path: str | os.PathLike[str], *, device: str, threads: int | None
         raise OptionError.bad_value("verify", verify, "sha256, size")
     bundle = open_bundle(path)
     stop = threading.Event()
-    verify_hashes = partial(bundle.verify_hashes, None if verify == "sha256" else (), stop=stop)
+    verify_hashes = partial(_verify_hashes, bundle, None if verify == "sha256" else (), stop)
     with Background(verify_hashes, stop=stop.set, daemon=True) as hashes:
         # Reading the tokenizer keeps the GIL busy, so the part of opening the graph that needs the GIL comes first.
         plan = plan_session(bundle, device=device, threads=threads)
@@ -177,6 +177,14 @@ def open_parts(path: str | os.PathLike[str], *, device: str, threads: int | None
         device_topk=device_topk,
     )
     return bundle, engine, tokenizer
+
+
+def _verify_hashes(bundle: Bundle, names: Iterable[str] | None, stop: threading.Event) -> None:
+    try:
+        bundle.verify_hashes(names, stop=stop)
+    except BundleError:
+        bundle.check_same()  # names a file that was replaced meanwhile instead
+        raise
 
 
 def _read_tokenizer(bundle: Bundle, verify: str) -> Tokenizer:

@@ -1,7 +1,8 @@
-"""Let the process end only when no other thread is in native code. Knows no model.
+"""Let the process fork and end only when no other thread is in native code or imports a module. Knows no model.
 
 Native code that releases the GIL has to take it again. While the interpreter is torn down, Python ends every other
-thread at that point, inside the native code, and that aborts the process. The exit is one of the whole process, so the
+thread at that point, inside the native code, and that aborts the process. A forked child has no other thread, so what
+one of them had locked, in native code or for an import, stays locked there. Both concern the whole process, so the
 running calls are state of this module.
 """
 
@@ -14,22 +15,31 @@ import threading
 import time
 from types import TracebackType
 
+_WAIT_S = 0.0005
+
 _running: list[int] = []  # the thread of each native call; append and remove need no lock
 _ending_thread: int | None = None  # the thread that ends the process
+_forking_thread: int | None = None
+_fork_lock = threading.Lock()  # one fork at a time
 
 
 class _NativeCall:
-    """Marks native code that releases the GIL.
+    """Marks native code that releases the GIL, and imports of modules on first use.
 
-    Raises SystemExit in a thread that enters while another one ends the process; that ends the thread silently.
+    A thread that enters while another one forks waits. One that enters while another one ends the process gets
+    SystemExit, which ends the thread silently.
     """
 
     def __enter__(self) -> None:
         thread = threading.get_ident()
-        _running.append(thread)
-        if _ending_thread not in (None, thread):
+        while True:
+            _running.append(thread)
+            if _ending_thread in (None, thread) and _forking_thread in (None, thread):
+                return
             _running.remove(thread)
-            raise SystemExit
+            if _ending_thread not in (None, thread):
+                raise SystemExit
+            time.sleep(_WAIT_S)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -40,20 +50,40 @@ class _NativeCall:
 native_call = _NativeCall()
 
 
-def _wait_for_native_calls() -> None:
+def _wait_for_others() -> None:
+    """Wait until no other thread is in a native call."""
+    own = threading.get_ident()
+    # Ctrl-C may have left an entry of this thread, and a thread may have died.
+    while {*_running} & (sys._current_frames().keys() - {own}):
+        time.sleep(_WAIT_S)
+
+
+def _end() -> None:
     global _ending_thread
     _ending_thread = threading.get_ident()
-    # Ctrl-C may have left an entry of this thread, and a thread may have died.
-    while {*_running} & (sys._current_frames().keys() - {_ending_thread}):
-        time.sleep(0.001)
+    _wait_for_others()
 
 
-def _forget_in_child() -> None:
-    global _ending_thread
-    _ending_thread = None
+def _begin_fork() -> None:
+    global _forking_thread
+    _fork_lock.acquire()
+    _forking_thread = threading.get_ident()
+    _wait_for_others()
+
+
+def _end_fork_in_parent() -> None:
+    global _forking_thread
+    _forking_thread = None
+    _fork_lock.release()
+
+
+def _end_fork_in_child() -> None:
+    global _ending_thread, _forking_thread, _fork_lock
+    _ending_thread = _forking_thread = None
+    _fork_lock = threading.Lock()
     _running.clear()  # the threads of these calls do not exist here
 
 
-atexit.register(_wait_for_native_calls)
+atexit.register(_end)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+    os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork_in_parent, after_in_child=_end_fork_in_child)

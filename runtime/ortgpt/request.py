@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -160,7 +161,7 @@ class Request:
         return self._assistants[id(assistant)]
 
     def run(self) -> Iterator[list[int]]:
-        """Generate; after each step yield the indices of the sequences that gained a token."""
+        """Generate; after each step yield the indices of the sequences that gained a token, if any did."""
         start = 0
         batched: list[int] = []
         for group in self._groups:
@@ -180,15 +181,19 @@ class Request:
         for batch in self._batches(batched):
             yield from self._generate(batch)
 
-    def pieces(self) -> Generator[Piece, None, None]:
+    def pieces(self) -> Generator[Piece]:
         """Generate, and yield the text of the only sequence as it comes; its time runs from the first piece on."""
+        steps = self.steps()
+        with contextlib.closing(steps):
+            yield from filter(None, steps)
+
+    def steps(self) -> Generator[Piece | None]:
+        """Do as pieces(), and yield None after each step that brought no text."""
         (sequence,) = self.sequences
         if sequence.options.timeout_s is not None:
             sequence.row.deadline = time.perf_counter() + sequence.options.timeout_s
         for _ in self.run():
-            piece = sequence.piece()
-            if piece is not None:
-                yield piece
+            yield sequence.piece()
 
     def _runs_alone(self, options: ResolvedOptions) -> bool:
         has_draft = options.prompt_lookup_num_tokens or options.assistant_model is not None
@@ -274,6 +279,7 @@ class Request:
             beams, reason = best, row.interruption()
             if reason is not None:
                 break
+            yield []
         for beam, sequence in zip(beams, group, strict=True):
             sequence.timings, sequence.score = timings, beam.score
             sequence.row.deadline = sequence.row.cancel = None

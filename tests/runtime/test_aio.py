@@ -298,3 +298,37 @@ def test_an_error_in_a_callers_function_reaches_the_caller(small: ortgpt.Generat
     with pytest.raises(KeyError, match="mine"):
         asyncio.run(stream())
     assert len(small.generate([1, 2], max_new_tokens=9, eos_token_id=[]).token_ids) == 9
+
+
+@pytest.mark.parametrize("kind", ["beams", "held text"])
+def test_a_call_that_shows_nothing_for_long_takes_turns_and_can_be_cancelled(
+    kind: str, small: ortgpt.Generator
+) -> None:
+    """Beams give their text at the end, and text that may begin a stop string is held."""
+    text = small.generate("a", max_new_tokens=60, eos_token_id=[]).text
+    watched = Watched()
+    options: dict[str, Any] = {"max_new_tokens": 60, "eos_token_id": [], "logits_processor": watched}
+
+    async def work() -> None:
+        if kind == "beams":
+            await small.agenerate("a", num_beams=3, **options)
+        else:
+            async for _ in small.astream("a", stop=text + " never", **options):
+                pass
+
+    async def cancel() -> int:
+        tasks = [asyncio.create_task(work()) for _ in range(6)]
+        while not watched.started.is_set():
+            await asyncio.sleep(0.001)
+        assert (await small.agenerate("a", max_new_tokens=2)).finish_reason == "length"
+        assert not any(task.done() for task in tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.1)
+        steps = watched.steps
+        await asyncio.sleep(0.3)
+        assert watched.steps <= steps + 4 * 3  # those in hand
+        return watched.steps
+
+    assert asyncio.run(cancel()) < 6 * 60

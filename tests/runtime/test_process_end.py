@@ -23,11 +23,18 @@ _ENDS = {
     "choose": "generator.choose('It is', [' a', ' that'])",
     "encode": "generator.tokenizer.encode('It is a truth universally acknowledged' * 10_000)",
     "load": "ortgpt.load(sys.argv[1]).close()",
+    "agenerate": "asyncio.run(gather([generator.agenerate('It is', max_new_tokens=40) for _ in range(3)]))",
+    "astream": "asyncio.run(gather([read(generator.astream('It is', max_new_tokens=40)) for _ in range(3)]))",
 }
 _DAEMON = """if True:
-    import sys, threading, time
+    import asyncio, sys, threading, time
     import ortgpt
     generator = ortgpt.load(sys.argv[1], threads=2)
+    async def gather(calls):
+        await asyncio.gather(*calls)
+    async def read(pieces):
+        async for _ in pieces:
+            pass
     started = threading.Event()
     def work():
         while True:
@@ -147,3 +154,68 @@ def test_ctrl_c_at_any_moment_leaves_nothing_to_wait_for(small_bundle: Path) -> 
         [sys.executable, "-c", code, str(small_bundle)], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr
+
+
+def test_ctrl_c_leaves_no_lock_held(small_bundle: Path) -> None:
+    code = """if True:
+        import _thread, sys, threading, time
+        import ortgpt
+        generator = ortgpt.load(sys.argv[1], threads=1)
+        generator.prefix_cache(size_bytes=2**20)
+        generator.generate("a", max_new_tokens=1, grammar="[a-z ]+")
+        stopped = threading.Event()
+        def interrupt():
+            while not stopped.is_set():
+                time.sleep(0.002)
+                _thread.interrupt_main()
+        thread, count = threading.Thread(target=interrupt, daemon=True), 0
+        while count < 1000:
+            try:
+                if not thread.is_alive():
+                    thread.start()
+                while True:
+                    generator.generate("a", max_new_tokens=1, grammar="[a-z ]+")
+            except KeyboardInterrupt:
+                count += 1
+        while not stopped.is_set() or thread.is_alive():
+            try:
+                stopped.set()
+                thread.join()
+            except KeyboardInterrupt:
+                pass
+        try:
+            time.sleep(0.1)
+        except KeyboardInterrupt:
+            pass
+        print(len(generator.generate("It is", max_new_tokens=3, grammar="[a-z ]+").token_ids))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(small_bundle)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers of the kind")
+def test_an_exception_of_a_signals_handler_stays_what_it_is(small_bundle: Path) -> None:
+    """Celery raises its time limit this way."""
+    code = """if True:
+        import signal, sys
+        import ortgpt
+        class Limit(Exception): pass
+        def handler(number, frame):
+            raise Limit
+        signal.signal(signal.SIGALRM, handler)
+        generator, limits = ortgpt.load(sys.argv[1], threads=1), 0
+        for _ in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.003)
+                while True:
+                    generator.score("It is a truth universally acknowledged")
+            except Limit:
+                limits += 1
+        print(limits)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(small_bundle)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "300\n"), done.stderr

@@ -91,7 +91,7 @@ def test_a_lock_that_another_thread_holds_at_the_fork_does_not_hang_the_child(sm
             cache.clear,
         )
         asyncio.run(generator.agenerate("It is", max_new_tokens=1))  # its threads do not exist in a child
-        with ThreadPoolExecutor(1) as other, cache._lock, generator.grammars._lock:
+        with ThreadPoolExecutor(1) as other, cache._lock.here(), generator.grammars._lock.here():
             for use in uses:
                 assert other.submit(forked, use).result(timeout=60) == f"ClosedError: {FORKED}"
 
@@ -126,7 +126,7 @@ def test_a_fork_loads_the_bundle_again_where_it_is_asked_to(small_bundle: Path) 
         want = everything(generator)
         turn = generator.conversation("It is")
         turn.generate(" a truth", max_new_tokens=4)
-        with cache._lock, generator.grammars._lock:
+        with cache._lock.here(), generator.grammars._lock.here():
             assert forked(lambda: everything(generator)) == f"returned {want!r}"
             assert forked(lambda: forked(lambda: everything(generator))) == f"returned {f'returned {want!r}'!r}"
         assert forked(lambda: grammars_in_threads(generator)) == f"returned {[want[5]] * 4!r}"
@@ -141,6 +141,38 @@ def test_a_fork_loads_the_bundle_again_where_it_is_asked_to(small_bundle: Path) 
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("first", ["load", "grammar", "generate"])
+def test_a_fork_waits_for_imports_and_native_calls_of_other_threads(first: str, small_bundle: Path) -> None:
+    """What another thread has locked at the fork, for an import or in native code, stays locked in the child."""
+    code = """if True:
+        import os, sys, threading, time
+        import ortgpt
+        path, first, delay_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
+        if first != "load":
+            generator = ortgpt.load(path, reload_after_fork=True)
+        def work():
+            if first == "load":
+                ortgpt.load(path)
+            elif first == "grammar":
+                generator.generate("It is", max_new_tokens=2, grammar="[a-z ]+")
+            else:
+                while True:
+                    generator.generate("It is", max_new_tokens=20)
+        threading.Thread(target=work, daemon=True).start()
+        time.sleep(delay_s)
+        child = os.fork()
+        if child == 0:
+            if first == "load":
+                generator = ortgpt.load(path)
+            generator.generate("It is", max_new_tokens=2, grammar="[a-z ]+")
+            os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    for delay_s in (0.001, 0.005, 0.01, 0.02, 0.04, 0.08):
+        assert run(code, str(small_bundle), first, str(delay_s), timeout=60) == "7\n"
+
+
 @pytest.mark.parametrize(
     "end", ["sys.exit(7)", "generator.close(); sys.exit(7)", "del generator; gc.collect(); os._exit(7)"]
 )

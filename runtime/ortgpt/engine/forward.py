@@ -15,6 +15,7 @@ from ortgpt.contract import DType, Tensor, past_names, present_names
 from ortgpt.engine.kv_cache import FixedCache, GrowingCache, Lengths
 from ortgpt.errors import EngineError
 from ortgpt.native_call import native_call
+from ortgpt.ort.package import is_onnxruntimes
 from ortgpt.ort.session import Session
 
 Logits = npt.NDArray[np.float32]
@@ -163,5 +164,7 @@ def run_bound(session: Session, binding: Any) -> None:
     try:
         with native_call:
             run(binding)
-    except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
+    except Exception as error:
+        if not is_onnxruntimes(error):
+            raise
         raise EngineError(f"ONNX Runtime failed while running the graph: {error}") from error

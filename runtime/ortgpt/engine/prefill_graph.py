@@ -27,7 +27,7 @@ class PrefillGraph:
 
     def session(self) -> Session:
         """Return the open graph. Raises as open_graph() does."""
-        with self._lock:
+        with self._lock.here():
             if self._session is None:
                 self._session = self._open()
             return self._session

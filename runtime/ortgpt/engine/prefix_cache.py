@@ -35,7 +35,7 @@ class PrefixCache:
     def find(self, ids: Sequence[int]) -> RowKV | None:
         """Return the keys and values of the longest known beginning of `ids`, at most of all but the last token."""
         array = np.array(ids[:-1], np.int64)
-        with self._lock:
+        with self._lock.here():
             best, most = None, 0
             for key, (kept, _) in self._entries.items():
                 count = min(kept.size, array.size)
@@ -50,7 +50,7 @@ class PrefixCache:
 
     def count_reused(self, tokens: int) -> None:
         """Add to `reused_tokens`."""
-        with self._lock:
+        with self._lock.here():
             self.reused_tokens += tokens
 
     def keep(self, ids: Sequence[int], read: Callable[[], RowKV]) -> None:
@@ -59,7 +59,7 @@ class PrefixCache:
         An entry that is a beginning of `ids` is dropped.
         """
         array = np.array(ids, np.int64)
-        with self._lock:
+        with self._lock.here():
             for key, (kept, _) in self._entries.items():
                 if kept.size >= array.size and np.array_equal(kept[: array.size], array):
                     self._entries.move_to_end(key)
@@ -68,7 +68,7 @@ class PrefixCache:
         size = sum(part.nbytes for part in row_kv)
         if not array.size or size > self.size_bytes:
             return
-        with self._lock:
+        with self._lock.here():
             for key, (kept, parts) in list(self._entries.items()):
                 if np.array_equal(kept, array[: kept.size]):
                     self._drop(key, parts)
@@ -80,7 +80,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drop all entries."""
-        with self._lock:
+        with self._lock.here():
             self._entries.clear()
             self.used_bytes = 0
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ortgpt.errors import DeviceError
+from ortgpt.native_call import native_call
 
 _WHEELS = ("onnxruntime", "onnxruntime-gpu")
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -84,7 +85,8 @@ def import_onnxruntime(minimum: str) -> ModuleType:
         )
     _check_proc(installed)
     try:
-        import onnxruntime
+        with native_call:
+            import onnxruntime
     except ModuleNotFoundError as error:
         if error.name != "onnxruntime":
             raise DeviceError(f"ONNX Runtime cannot be imported ({error}); {_either_hint()}") from error
@@ -119,6 +121,15 @@ def _check_proc(installed: list[str]) -> None:
             f"{installed[0]} {found} needs /proc/cpuinfo, which is not there; mount /proc (`mount -t proc proc /proc`; "
             "ProcSubset=all in a unit of systemd), or install version 1.26 or newer"
         )
+
+
+def is_onnxruntimes(error: Exception) -> bool:
+    """Tell whether ONNX Runtime raised an error: a dozen kinds without a common base, or pybind's own.
+
+    Another one comes from elsewhere, from a signal's handler for example.
+    """
+    kind = type(error)
+    return kind.__module__.partition(".")[0] == "onnxruntime" or kind in (RuntimeError, ValueError, TypeError)
 
 
 @functools.cache  # once in a process: a caller may turn it on again

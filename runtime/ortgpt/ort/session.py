@@ -27,7 +27,7 @@ from ortgpt.native_call import native_call
 from ortgpt.ort.cpus import allowed_cpus
 from ortgpt.ort.device import PROVIDERS, Device, choose_graph, list_names
 from ortgpt.ort.integer_probe import multiplies_exactly
-from ortgpt.ort.package import import_onnxruntime, install_hint
+from ortgpt.ort.package import import_onnxruntime, install_hint, is_onnxruntimes
 from ortgpt.ort.threads import pool_size
 
 _logger = logging.getLogger("ortgpt")
@@ -115,7 +115,7 @@ def plan_session(bundle: Bundle, *, device: str = "auto", threads: int | None = 
     """
     ort = import_onnxruntime(bundle.manifest.minimum_onnxruntime)
     chosen, graph = choose_graph(bundle.manifest.graphs, device, ort.get_available_providers())
-    return _plan(ort, bundle, graph, chosen, threads, None)
+    return _plan(ort, bundle, graph, chosen, threads, is_demand=True)
 
 
 def open_graph(
@@ -123,15 +123,24 @@ def open_graph(
 ) -> Session:
     """Open one graph of a bundle on a device, whatever device it was made for; raises as plan_session() does.
 
-    With `profile`, the beginning of a file name, ONNX Runtime records the time of each node.
+    The pool has fewer than `threads` where no more can be started. With `profile`, the beginning of a file name, ONNX
+    Runtime records the time of each node.
     """
-    plan = _plan(import_onnxruntime(bundle.manifest.minimum_onnxruntime), bundle, graph, device, threads, profile)
+    ort = import_onnxruntime(bundle.manifest.minimum_onnxruntime)
+    plan = _plan(ort, bundle, graph, device, threads, is_demand=False, profile=profile)
     with Background(plan.open, stop=plan.cancel, daemon=False) as opening:  # the main thread hears Ctrl-C
         return opening.result()
 
 
 def _plan(
-    ort: ModuleType, bundle: Bundle, graph: GraphSpec, device: Device, threads: int | None, profile: Path | None
+    ort: ModuleType,
+    bundle: Bundle,
+    graph: GraphSpec,
+    device: Device,
+    threads: int | None,
+    *,
+    is_demand: bool,
+    profile: Path | None = None,
 ) -> SessionPlan:
     count = allowed_cpus() if threads is None else threads
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MAX_THREADS:
@@ -155,7 +164,7 @@ def _plan(
             raise BundleError(
                 f"{path} reads weights from {list_names(sorted(unlisted))}, which the manifest does not list"
             )
-        options.intra_op_num_threads = pool = pool_size(threads, count)
+        options.intra_op_num_threads = pool = pool_size(threads if is_demand else None, count)
         with native_call:
             handle = _open_cpu(ort, path, options) if device.is_cpu else _open_gpu(ort, path, options, device)
         bundle.check_same({graph.file, *weights})
@@ -168,7 +177,9 @@ def _plan(
 def _open_cpu(ort: ModuleType, path: Path, options: Any) -> Any:
     try:
         return ort.InferenceSession(str(path), options, providers=[PROVIDERS[Target.CPU]], enable_fallback=0)
-    except Exception as error:  # ONNX Runtime raises a dozen kinds, none with a public base
+    except Exception as error:
+        if not is_onnxruntimes(error):
+            raise
         if sys.platform == "linux" and not os.path.exists("/proc/self/fd"):
             raise DeviceError(
                 f"ONNX Runtime cannot open {path} without /proc, which is not mounted here; mount it "
@@ -187,6 +198,8 @@ def _open_gpu(ort: ModuleType, path: Path, options: Any, device: Device) -> Any:
             str(path), options, providers=[(device.provider, {"device_id": device.index})], enable_fallback=0
         )
     except Exception as error:
+        if not is_onnxruntimes(error):
+            raise
         raise DeviceError(f"ONNX Runtime cannot open {path} on {device}: {error}; {_gpu_hint()}") from error
     _check_device(handle, device)
     return handle

@@ -46,9 +46,10 @@ class Grammars:
                 {"grammar": grammar},
                 hint=install_hint("grammar"),
             )
-        import llguidance
+        with native_call:
+            import llguidance
 
-        with self._lock, native_call:
+        with self._lock.here(), native_call:
             text = _compile(llguidance, grammar)
             if self._table is None:
                 self._table = self._make_table(llguidance)
