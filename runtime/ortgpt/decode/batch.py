@@ -74,7 +74,7 @@ class BatchDecoder:
         else:
             load_prefixes(self._prefixes, cache, unique)
         rests = [ids[done:] for ids, done in zip(unique, cache.lengths.tolist(), strict=True)]
-        if cache.takes_several_tokens or max(map(len, rests)) == 1:
+        if engine.takes_at_once(rests) and (cache.takes_several_tokens or max(map(len, rests)) == 1):
             forward = engine.prefill_forward(cache, rests)
             if len(unique) == len(self._visible):
                 return forward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -66,15 +67,14 @@ class Engine:
             raise EngineError(f"no memory for a cache of {size / 2**30:,.1f} GiB; ask for fewer tokens") from error
 
     def new_forward(
-        self, cache: Cache, *, sequence_length: int = 1, logit_count: int = 1, of_prompt: bool = False
+        self, cache: Cache, *, sequence_length: int = 1, logit_count: int = 1, of_long_prompts: bool = False
     ) -> Forward:
         """Make a forward of this shape over `cache`; by default a decode step.
 
-        With `of_prompt`, a forward of many tokens runs the prefill graph, if there is one. Steps, drafts included, run
-        the decoder whatever their size, since the two graphs round differently.
+        With `of_long_prompts` it runs the prefill graph, if there is one. Steps, drafts included, run the decoder
+        whatever their size, since the two graphs round differently.
         """
-        gains = of_prompt and sequence_length > 1 and cache.batch_size * sequence_length >= MIN_TOKENS
-        session = self.prefill_graph.session() if self.prefill_graph and gains else self.session
+        session = self.prefill_graph.session() if self.prefill_graph and of_long_prompts else self.session
         if isinstance(cache, GrowingCache):
             return PortableForward(session, self.config, cache, sequence_length, logit_count)
         return NativeForward(session, self.config, cache, sequence_length, logit_count)
@@ -92,9 +92,30 @@ class Engine:
         tokens for all rows at once, the rows run one after another.
         """
         if isinstance(cache, FixedCache) and not cache.takes_several_tokens:
-            positions = [None] * len(prompts) if logit_positions is None else [row[None] for row in logit_positions]
-            return np.concatenate([self.prefill(cache.row(i), [ids], positions[i]) for i, ids in enumerate(prompts)])
-        return self.prefill_forward(cache, prompts, logit_positions).logits()
+            runs = [range(row, row + 1) for row in range(len(prompts))]
+        else:
+            runs = self._runs(prompts)
+        if len(runs) == 1:
+            return self.prefill_forward(cache, prompts, logit_positions).logits()
+        assert isinstance(cache, FixedCache), "only native bundles have a prefill graph"
+        found = []
+        for run in runs:
+            rows = slice(run.start, run.stop)
+            positions = None if logit_positions is None else logit_positions[rows]
+            found.append(self.prefill(cache.rows(run), prompts[rows], positions))
+        return np.concatenate(found)
+
+    def takes_at_once(self, prompts: Sequence[Sequence[int]]) -> bool:
+        """Tell whether one graph computes all of these prompts, so that one forward of all rows is enough."""
+        return len(self._runs(prompts)) == 1
+
+    def _runs(self, prompts: Sequence[Sequence[int]]) -> list[range]:
+        """Return the runs of prompts that one graph computes: a row's own length decides, not its companions'."""
+        if self.prefill_graph is None:
+            return [range(len(prompts))]
+        sizes = [len([*run]) for _, run in itertools.groupby(len(ids) >= MIN_TOKENS for ids in prompts)]
+        ends = list(itertools.accumulate(sizes))
+        return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
     def prefill_forward(
         self,
@@ -102,15 +123,21 @@ class Engine:
         prompts: Sequence[Sequence[int]],
         logit_positions: npt.NDArray[np.int64] | None = None,
     ) -> Forward:
-        """Do as prefill(), for a cache that takes several tokens for all rows, and leave the logits on the device."""
+        """Do as prefill(), and leave the logits on the device.
+
+        The cache takes several tokens for all rows, and one graph computes all prompts (see takes_at_once).
+        """
         counts = np.array([len(ids) for ids in prompts], np.int32)
         seq = int(counts.max())
+        is_long = seq >= MIN_TOKENS
         if isinstance(cache, FixedCache) and seq > 1 and not cache.lengths.any():
             # The fused attention computes queries in blocks, and a block of one by a routine that rounds differently.
             # An even count leaves no block of one, so a row equals its solo run to the bit.
             seq += seq % 2
         positions = counts[:, None].astype(np.int64) - 1 if logit_positions is None else logit_positions
-        forward = self.new_forward(cache, sequence_length=seq, logit_count=int(positions.shape[1]), of_prompt=True)
+        forward = self.new_forward(
+            cache, sequence_length=seq, logit_count=int(positions.shape[1]), of_long_prompts=is_long
+        )
         for row, ids in enumerate(prompts):
             forward.input_ids[row, : len(ids)] = ids
         forward.logit_positions[...] = positions

@@ -75,11 +75,15 @@ class FixedCache:
 
     def row(self, index: int) -> FixedCache:
         """Return row `index` as a cache of batch size 1 over the same memory. Raises EngineError on a GPU."""
+        return self.rows(range(index, index + 1))
+
+    def rows(self, run: range) -> FixedCache:
+        """Return consecutive rows as a cache over the same memory. Raises EngineError on a GPU."""
         if not self.buffers:
             raise EngineError(
                 "a GPU takes several tokens on a cache that is not empty for one row only; feed one a step"
             )
-        rows = slice(index, index + 1)
+        rows = slice(run.start, run.stop)
         return self._over(self.session, [buffer[rows] for buffer in self.buffers], self.lengths[rows])
 
     def reorder(self, sources: Sequence[int]) -> None:

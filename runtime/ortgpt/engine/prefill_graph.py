@@ -14,7 +14,7 @@ from ortgpt.contract import Role
 from ortgpt.forks import ProcessLock
 from ortgpt.ort.session import Session, open_graph
 
-MIN_TOKENS = 32  # of all rows together, in one forward; with fewer, the decoder wins, whose weights are half the bytes
+MIN_TOKENS = 32  # of a row; with fewer, the decoder wins, whose weights are half the bytes
 
 
 class PrefillGraph:

@@ -170,7 +170,7 @@ def test_drafts_of_any_size_run_on_the_decoder(
 
         def noted(cache: Any, **shape: Any) -> Any:
             forward = real(cache, **shape)
-            if not shape.get("of_prompt"):
+            if not shape.get("of_long_prompts"):
                 sizes.append(shape.get("sequence_length", 1))
                 assert forward._session is engine.session  # type: ignore[attr-defined]  # a NativeForward
             return forward
@@ -186,6 +186,22 @@ def test_drafts_of_any_size_run_on_the_decoder(
         found = generator.generate(plain[:MIN_TOKENS], prompt_lookup_num_tokens=count, **options)
         assert found.token_ids == plain[MIN_TOKENS:]
         assert max(sizes) == count + 1
+
+
+def test_a_rows_own_length_chooses_the_graph(bundles: dict[str, Path], prompt: list[int]) -> None:
+    """Whatever rows it is computed with, a row equals its solo run."""
+    rows = [
+        prompt[begin : begin + size] for begin, size in ((0, 3), (5, 31), (2, 40), (1, 8), (0, 32), (7, 1), (9, 50))
+    ]
+    with ortgpt.load(bundles["int8"]) as generator:
+        engine = generator.engine
+        together = engine.prefill(engine.new_cache(len(rows), 64), rows)
+        for row, ids in enumerate(rows):
+            assert np.array_equal(engine.prefill(engine.new_cache(1, 64), [ids])[0], together[row])
+        options: dict[str, Any] = {"max_new_tokens": 4, "eos_token_id": [], "logprobs": 0}
+        batch = generator.generate_batch(rows, **options)
+        for ids, completion in zip(rows, batch, strict=True):
+            assert completion.token_ids == generator.generate(ids, **options).token_ids
 
 
 def test_a_bundle_without_one_runs_everything_on_its_decoder(source: Path) -> None:
