@@ -181,9 +181,9 @@ def _export(
         manifest = replace(manifest, verification=_verify(folder, manifest, checkpoint, steps))
         steps.next("writing the manifest")
         (folder / File.MANIFEST).write_text(manifest.to_json(), encoding="utf-8", newline="\n")
-        open_bundle(folder)  # what could not be opened is not put in place
+        bundle = open_bundle(folder)
     steps.finish()
-    return open_bundle(out)
+    return replace(bundle, path=out, places={})
 
 
 def _write(checkpoint: Checkpoint, export_format: ExportFormat, folder: Path, steps: Steps) -> Manifest:

@@ -117,10 +117,10 @@ def quantize_opened(
             evidence=_evidence(baseline, candidate, folder, report, divergence, text),
         )
         (folder / File.MANIFEST).write_text(manifest.to_json(), encoding="utf-8", newline="\n")
-        open_bundle(folder)  # what could not be opened is not put in place
+        bundle = open_bundle(folder)
         del engines, baseline, candidate  # Windows renames no folder while one of its files is mapped
         steps.finish()
-    return open_bundle(out)
+    return replace(bundle, path=out, places={})
 
 
 def open_float32(source: Bundle) -> LoadedModel:

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,7 +76,11 @@ def _unmap() -> None:
 
 def refuse_existing(out: Path, *, replace: bool = False) -> None:
     """Raise FileExistsError if `out` exists and may not be replaced, or is not a folder."""
-    if os.path.lexists(out) and not (replace and out.is_dir() and not out.is_symlink()):
+    try:
+        mode = os.lstat(out).st_mode  # asked once, as another process may move it between two questions
+    except (OSError, ValueError):  # a name that is too long, for example, does not exist either
+        return
+    if not (replace and stat.S_ISDIR(mode)):
         hint = "it is not a folder" if replace else "nothing was written"
         raise FileExistsError(f"{out} already exists; {hint}: choose another name or remove it first")
 

@@ -36,7 +36,7 @@ class Bundle:
     config: ModelConfig
     generation_config: Mapping[str, Any]
     places: Mapping[str, Place] = field(default_factory=dict, compare=False, repr=False)
-    """Where each file was when the bundle was opened; empty for one that is still being written."""
+    """Where each file was when the bundle was opened; empty for one that is being written or was just moved."""
 
     def check_same(self, names: Iterable[str] | None = None) -> None:
         """Raise BundleError if a named file, by default any, changed after the bundle was opened."""

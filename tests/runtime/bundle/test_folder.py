@@ -483,7 +483,7 @@ def test_what_is_no_file_is_not_called_missing(bundle: Path, make: Callable[[Pat
         open_bundle(bundle)
     (bundle / "ortgpt.json").unlink()
     make(bundle / "ortgpt.json")
-    with pytest.raises(BundleError, match=r"ortgpt\.json (is not a plain file|is a link out|cannot be read)"):
+    with pytest.raises(BundleError, match=r"ortgpt\.json is not a file"):
         open_bundle(bundle)
 
 
