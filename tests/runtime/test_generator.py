@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -240,7 +241,9 @@ def test_an_exception_in_a_callers_function_frees_everything(
         before = len(caches)
         with pytest.raises(ZeroDivisionError):
             call()
-        gc.collect()
         assert len(caches) > before
-        assert all(cache() is None for cache in caches)
+        deadline = time.monotonic() + 30
+        while any(cache() is not None for cache in caches):  # the thread of an asynchronous call takes a moment to end
+            assert time.monotonic() < deadline
+            gc.collect()
     assert small.generate("It is", max_new_tokens=4).token_ids == want
