@@ -117,78 +117,50 @@ def test_a_server_of_threads_ends_by_ctrl_c(small_bundle: Path) -> None:
     assert (server.returncode, said, error) == (0, "stopped\n", "")
 
 
-def test_ctrl_c_at_any_moment_leaves_nothing_to_wait_for(small_bundle: Path) -> None:
-    code = """if True:
-        import _thread, sys, threading, time
-        import ortgpt
-        generator = ortgpt.load(sys.argv[1], threads=1)
-        def interrupt():
-            while not stopped.is_set():
-                time.sleep(0.0003)
-                _thread.interrupt_main()
-        stopped, count = threading.Event(), 0
-        thread = threading.Thread(target=interrupt)
-        while True:
-            try:
-                if not thread.is_alive():
-                    thread.start()
-                while True:
-                    generator.tokenizer.encode("It is a truth universally acknowledged")
-            except KeyboardInterrupt:
-                count += 1
-                if count == 2000:
-                    break
-        while not stopped.is_set() or thread.is_alive():
-            try:
-                stopped.set()
-                thread.join()
-            except KeyboardInterrupt:
-                pass
+# Calls, again and again, each ended by a KeyboardInterrupt at some moment; `armed` keeps a second one from coming early.
+_INTERRUPTED = """if True:
+    import _thread, signal, sys, threading, time
+    import ortgpt
+    armed, stopped = [False], threading.Event()
+    def handler(number, frame):
+        if armed[0]:
+            armed[0] = False
+            raise KeyboardInterrupt
+    def interrupt():
+        while not stopped.is_set():
+            time.sleep({interval_s})
+            _thread.interrupt_main()
+    signal.signal(signal.SIGINT, handler)
+    generator = ortgpt.load(sys.argv[1], threads=1)
+    generator.prefix_cache(size_bytes=2**20)
+    generator.generate("a", max_new_tokens=1, grammar="[a-z ]+")
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    for _ in range({count}):
         try:
-            time.sleep(0.1)  # an interrupt may still be on its way
+            armed[0] = True
+            while True:
+                {call}
         except KeyboardInterrupt:
             pass
-        print("ends")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(small_bundle)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr
+    armed[0] = False
+    stopped.set()
+    thread.join()
+    print(len(generator.generate("It is", max_new_tokens=3, grammar="[a-z ]+").token_ids))
+"""
 
 
-def test_ctrl_c_leaves_no_lock_held(small_bundle: Path) -> None:
-    code = """if True:
-        import _thread, sys, threading, time
-        import ortgpt
-        generator = ortgpt.load(sys.argv[1], threads=1)
-        generator.prefix_cache(size_bytes=2**20)
-        generator.generate("a", max_new_tokens=1, grammar="[a-z ]+")
-        stopped = threading.Event()
-        def interrupt():
-            while not stopped.is_set():
-                time.sleep(0.002)
-                _thread.interrupt_main()
-        thread, count = threading.Thread(target=interrupt, daemon=True), 0
-        while count < 1000:
-            try:
-                if not thread.is_alive():
-                    thread.start()
-                while True:
-                    generator.generate("a", max_new_tokens=1, grammar="[a-z ]+")
-            except KeyboardInterrupt:
-                count += 1
-        while not stopped.is_set() or thread.is_alive():
-            try:
-                stopped.set()
-                thread.join()
-            except KeyboardInterrupt:
-                pass
-        try:
-            time.sleep(0.1)
-        except KeyboardInterrupt:
-            pass
-        print(len(generator.generate("It is", max_new_tokens=3, grammar="[a-z ]+").token_ids))
-    """
+@pytest.mark.parametrize(
+    ("call", "interval_s", "count"),
+    [
+        ("generator.tokenizer.encode('It is a truth universally acknowledged')", 0.0003, 2000),
+        ("generator.generate('a', max_new_tokens=1, grammar='[a-z ]+')", 0.002, 1000),
+    ],
+)
+def test_ctrl_c_leaves_no_lock_held_and_nothing_to_wait_for(
+    call: str, interval_s: float, count: int, small_bundle: Path
+) -> None:
+    code = _INTERRUPTED.format(call=call, interval_s=interval_s, count=count)
     done = subprocess.run(
         [sys.executable, "-c", code, str(small_bundle)], capture_output=True, text=True, timeout=120, check=False
     )
