@@ -117,7 +117,7 @@ def test_a_server_of_threads_ends_by_ctrl_c(small_bundle: Path) -> None:
     assert (server.returncode, said, error) == (0, "stopped\n", "")
 
 
-# Calls, again and again, each ended by a KeyboardInterrupt at some moment; `armed` keeps a second one from coming early.
+# Calls, each ended by a KeyboardInterrupt at some moment. `armed` keeps a second one from coming early.
 _INTERRUPTED = """if True:
     import _thread, signal, sys, threading, time
     import ortgpt
