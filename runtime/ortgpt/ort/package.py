@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from ortgpt.background import Background
 from ortgpt.errors import DeviceError
 from ortgpt.native_call import native_call
 
@@ -85,8 +86,9 @@ def import_onnxruntime(minimum: str) -> ModuleType:
         )
     _check_proc(installed)
     try:
-        with native_call:
-            import onnxruntime
+        # Ctrl-C, which only the main thread hears, would break the import, and some of its code then hides the reason.
+        with Background(_import_module, stop=lambda: None, daemon=False) as importing:
+            onnxruntime = importing.result()
     except ModuleNotFoundError as error:
         if error.name != "onnxruntime":
             raise DeviceError(f"ONNX Runtime cannot be imported ({error}); {_either_hint()}") from error
@@ -104,8 +106,14 @@ def import_onnxruntime(minimum: str) -> ModuleType:
             f"onnxruntime {minimum} or newer is needed, {onnxruntime.__version__} is installed; "
             f"run `pip install -U {installed[0] if installed else 'onnxruntime'}`"
         )
+    _disable_telemetry(onnxruntime)
+    return onnxruntime
+
+
+def _import_module() -> ModuleType:
+    with native_call:
+        import onnxruntime
     module: ModuleType = onnxruntime
-    _disable_telemetry(module)
     return module
 
 
