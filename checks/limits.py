@@ -2,7 +2,7 @@
 
     python checks/limits.py [BUNDLE]
 
-Needs a control group that can be made (version 1 or 2 with the controller `pids`); says why where there is none.
+It makes a control group with the controller `pids` (version 1 or 2). If it cannot, it prints the reason and stops.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ except ortgpt.OrtGptError as error:
 
 @contextlib.contextmanager
 def control_group() -> Iterator[Path]:
-    """Make a control group that limits the number of threads. Raises OSError that says why there is none."""
+    """Make a control group that limits the number of threads. Raises OSError with the reason if it cannot."""
     root = next((root for root in _ROOTS if root.is_dir()), None)
     if root is None:
         raise OSError("no control groups are mounted at /sys/fs/cgroup")

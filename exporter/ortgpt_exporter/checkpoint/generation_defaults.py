@@ -37,7 +37,7 @@ GENERATION_KEYS = frozenset(
 )  # fmt: skip
 
 _BOS, _EOS = "bos_token_id", "eos_token_id"
-_OFF_BELOW_ONE = ("top_k", "no_repeat_ngram_size", "min_new_tokens")
+_OFF_BELOW_ZERO = ("top_k", "no_repeat_ngram_size", "min_new_tokens")
 _ID_KEYS = (_EOS, _BOS, "suppress_tokens", "bad_words_ids")  # those whose ids the runtime compares with the vocabulary
 
 
@@ -105,9 +105,10 @@ def read_generation_defaults(
 
 
 def _off_is_zero(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with 0 for a negative one, by which `transformers` leaves these settings off, too."""
+    """Return the values with 0, which is off, for a negative one, which `transformers` ignores in greedy generation."""
     return {
-        key: 0 if key in _OFF_BELOW_ONE and type(value) is int and value < 0 else value for key, value in values.items()
+        key: 0 if key in _OFF_BELOW_ZERO and type(value) is int and value < 0 else value
+        for key, value in values.items()
     }
 
 

@@ -85,7 +85,7 @@ def generate(
     """Continue PROMPT with the model in BUNDLE, a folder or the built-in model "austen".
 
     PROMPT - reads standard input as it is, a newline at its end included. Without PROMPT, a pipe or a file on standard
-    input is the prompt; if there is none, a new text begins. A pipe through which nothing comes for 10 seconds is an
+    input is the prompt; otherwise a new text begins. A pipe through which nothing comes for 10 seconds is an
     error. With PROMPT, or with --input, a pipe is not read.
 
     Each step takes the most likely token, unless one of --temperature, --top-k, --top-p, --min-p, --typical-p and

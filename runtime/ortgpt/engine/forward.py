@@ -15,7 +15,7 @@ from ortgpt.contract import DType, Tensor, past_names, present_names
 from ortgpt.engine.kv_cache import FixedCache, GrowingCache, Lengths
 from ortgpt.errors import EngineError
 from ortgpt.native_call import native_call
-from ortgpt.ort.package import is_onnxruntimes
+from ortgpt.ort.package import comes_from_onnxruntime
 from ortgpt.ort.session import Session
 
 Logits = npt.NDArray[np.float32]
@@ -165,6 +165,6 @@ def run_bound(session: Session, binding: Any) -> None:
         with native_call:
             run(binding)
     except Exception as error:
-        if not is_onnxruntimes(error):
+        if not comes_from_onnxruntime(error):
             raise
         raise EngineError(f"ONNX Runtime failed while running the graph: {error}") from error

@@ -11,7 +11,7 @@ import numpy as np
 
 from ortgpt.errors import DeviceError
 from ortgpt.native_call import native_call
-from ortgpt.ort.package import is_onnxruntimes
+from ortgpt.ort.package import comes_from_onnxruntime
 
 _WIDTH, _LARGEST = 16, 127
 # An ONNX graph of one node, y = MatMulInteger(a, b): a is uint8 with zero point 0, b a constant (16, 16) of int8, as
@@ -38,7 +38,7 @@ def multiplies_exactly(ort: ModuleType) -> bool:
             session = ort.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
             products = [session.run(None, {"a": np.full((rows, _WIDTH), 255, np.uint8)})[0] for rows in (1, 4)]
     except Exception as error:
-        if not is_onnxruntimes(error):
+        if not comes_from_onnxruntime(error):
             raise
         raise DeviceError(f"ONNX Runtime cannot run a graph of one product ({error}); install it again") from error
     return all(bool((product == 255 * _LARGEST * _WIDTH).all()) for product in products)

@@ -131,7 +131,7 @@ def _check_proc(installed: list[str]) -> None:
         )
 
 
-def is_onnxruntimes(error: Exception) -> bool:
+def comes_from_onnxruntime(error: Exception) -> bool:
     """Tell whether ONNX Runtime raised an error: a dozen kinds without a common base, or pybind's own.
 
     Another one comes from elsewhere, from a signal's handler for example.

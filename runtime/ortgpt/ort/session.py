@@ -27,7 +27,7 @@ from ortgpt.native_call import native_call
 from ortgpt.ort.cpus import allowed_cpus
 from ortgpt.ort.device import PROVIDERS, Device, choose_graph, list_names
 from ortgpt.ort.integer_probe import multiplies_exactly
-from ortgpt.ort.package import import_onnxruntime, install_hint, is_onnxruntimes
+from ortgpt.ort.package import comes_from_onnxruntime, import_onnxruntime, install_hint
 from ortgpt.ort.threads import pool_size
 
 _logger = logging.getLogger("ortgpt")
@@ -178,7 +178,7 @@ def _open_cpu(ort: ModuleType, path: Path, options: Any) -> Any:
     try:
         return ort.InferenceSession(str(path), options, providers=[PROVIDERS[Target.CPU]], enable_fallback=0)
     except Exception as error:
-        if not is_onnxruntimes(error):
+        if not comes_from_onnxruntime(error):
             raise
         if sys.platform == "linux" and not os.path.exists("/proc/self/fd"):
             raise DeviceError(
@@ -198,7 +198,7 @@ def _open_gpu(ort: ModuleType, path: Path, options: Any, device: Device) -> Any:
             str(path), options, providers=[(device.provider, {"device_id": device.index})], enable_fallback=0
         )
     except Exception as error:
-        if not is_onnxruntimes(error):
+        if not comes_from_onnxruntime(error):
             raise
         raise DeviceError(f"ONNX Runtime cannot open {path} on {device}: {error}; {_gpu_hint()}") from error
     _check_device(handle, device)
