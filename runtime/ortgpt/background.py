@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 Result = TypeVar("Result")
+
+_START_S = 1  # a thread that has not begun by then was interrupted before it existed
 
 
 class Background(Generic[Result]):
@@ -40,6 +43,7 @@ class Background(Generic[Result]):
                 raise error from None
         except BaseException:  # Ctrl-C while the thread starts
             self._stop()
+            self._join_half_started(self._thread)
             raise
         return self
 
@@ -50,6 +54,15 @@ class Background(Generic[Result]):
             self._stop()
         if self._thread is not None:
             self._thread.join()
+
+    @staticmethod
+    def _join_half_started(thread: threading.Thread) -> None:
+        """Wait for the end of a thread whose start was interrupted, at whatever point."""
+        deadline = time.monotonic() + _START_S
+        while thread.ident is None and thread in threading.enumerate() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if thread.ident is not None:
+            thread.join()
 
     def _run(self) -> None:
         try:
