@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 3  # 1: evidence, graphs without a cache; 2: a graph for prompts; 3: the names of promises
+# 1: evidence, graphs without a cache; 2: a graph for prompts; 3: the names of promises; 4: hidden states, post-norm
+# networks, classifiers, other tokenizers
+FORMAT_MINOR = 4
 MINIMUM_ONNXRUNTIME = "1.23.2"
 
 
@@ -40,6 +42,7 @@ class Tensor:
     TOTAL_SEQUENCE_LENGTH = "total_sequence_length"  # the longest row's valid positions after the call
     LOGIT_POSITIONS = "logit_positions"  # the places within the sequence whose logits are wanted
     LOGITS = "logits"
+    HIDDEN_STATES = "hidden_states"  # what the head turns into logits, at the same positions
     PENALIZED_IDS = "penalized_ids"  # the ids whose logits a repetition penalty lowers; one may be there twice
     PENALTIES = "penalties"  # the repetition penalty of each row
     TOP_LOGITS = "top_logits"
@@ -170,14 +173,19 @@ def topk_tensors(vocab_size: int, allowed_vocab_size: int) -> tuple[dict[str, Sp
 
 class Task:
     TEXT_GENERATION = "text-generation"
+    TEXT_CLASSIFICATION = "text-classification"  # a label for a text
+    TOKEN_CLASSIFICATION = "token-classification"  # a label for each token
 
 
 class Norm:
-    PRE = "pre"
+    PRE = "pre"  # before attention and MLP, and once more before the head: GPT-2
+    POST = "post"  # after each residual addition: GPT-1
 
 
 class TokenizerKind:
-    BYTE_LEVEL_BPE = "byte-level-bpe"
+    BYTE_LEVEL_BPE = "byte-level-bpe"  # vocab.json and merges.txt, as GPT-2 has them
+    TOKENIZER_JSON = "tokenizer-json"  # tokenizer.json of any kind, which the package tokenizers runs
+    NONE = "none"  # calls take and give token ids
 
 
 class Role:

@@ -33,16 +33,17 @@ class Format:
 class Architecture:
     """What of the network config.json does not say."""
 
-    norm: str = checked(choices=(Norm.PRE,))
-    """Where the LayerNorm is: "pre", before attention and MLP."""
+    norm: str = checked(choices=(Norm.PRE, Norm.POST))
+    """Where the LayerNorm is: "pre", before attention and MLP (GPT-2), or "post", after their residuals (GPT-1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec:
     """Which tokenizer the files of the bundle describe."""
 
-    kind: str = checked(choices=(TokenizerKind.BYTE_LEVEL_BPE,))
-    """ "byte-level-bpe": vocab.json and merges.txt, as GPT-2 has them."""
+    kind: str = checked(choices=(TokenizerKind.BYTE_LEVEL_BPE, TokenizerKind.TOKENIZER_JSON, TokenizerKind.NONE))
+    """ "byte-level-bpe": vocab.json and merges.txt, as GPT-2 has them; "tokenizer-json": a tokenizer.json of any kind,
+    which needs the extra [tokenizers]; "none": the model works on ids alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,8 +219,8 @@ class Manifest:
 
     format: Format
     """The version of the format."""
-    task: str = checked(choices=(Task.TEXT_GENERATION,))
-    """What the model is for: "text-generation"."""
+    task: str = checked(choices=(Task.TEXT_GENERATION, Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION))
+    """What the model is for: "text-generation", "text-classification" or "token-classification"."""
     architecture: Architecture
     """What of the network config.json does not say."""
     tokenizer: TokenizerSpec
