@@ -81,7 +81,7 @@ def quantize_opened(
     calibration = calibration_for(source, recipe, model.tokenizer, quantization)
     text = rows_to_measure(model, quantization.eval_text)
     # The text of a request may be too short, or have one row.
-    rows = text.rows if quantization.eval_text is None else sample_rows(model.engine, model.start_id)
+    rows = text.rows if quantization.eval_text is None else sample_rows(model.engine, source.config.start_id)
     del model  # neither graph takes memory while matrices are rounded
     retries = _WIDENED if recipe.dtype == DType.INT4 else ()
     matrices: RoundedMatrices | None = {} if retries else None  # what a retry does not round again
