@@ -144,9 +144,7 @@ def test_float16_is_finite_and_close_also_with_large_activations(
     scale: float, target: str, flavour: str, tmp_path: Path
 ) -> None:
     """The larger network adds numbers above 1,000 before its LayerNorms, and attention scores below -100."""
-    model = random_model(
-        34, family="openai-gpt", vocab_size=SMALL_VOCAB, n_positions=32, n_embd=64, n_layer=2, n_head=4
-    )
+    model = random_model(34, "openai-gpt", vocab_size=SMALL_VOCAB, n_positions=32, n_embd=64, n_layer=2, n_head=4)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "c_attn.bias" in name:
