@@ -1,4 +1,4 @@
-"""Run an exported GPT-2 bundle with ONNX Runtime: load, generate, stream, batch, score, choose. Needs no PyTorch."""
+"""Run an exported bundle with ONNX Runtime: load, generate, stream, batch, score, choose. Needs no PyTorch."""
 
 import os
 
