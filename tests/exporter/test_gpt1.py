@@ -247,7 +247,9 @@ def test_an_adapter_is_merged(checkpoint: Path, tmp_path: Path, target: str) -> 
             parameter.normal_(0.0, 0.3)
     adapted.save_pretrained(tmp_path / "adapter")
     source = CheckpointSource(checkpoint, adapter=tmp_path / "adapter")
+    state = torch.get_rng_state()
     bundle = export_bundle(source, tmp_path / "out", on_note=lambda note: None)
+    assert torch.equal(torch.get_rng_state(), state)
     with ortgpt.load(bundle.path) as generator:
         engine = generator.engine
         logits = engine.prefill(engine.new_cache(1, 5), [PROMPTS[0]], np.arange(5)[None])[0]
