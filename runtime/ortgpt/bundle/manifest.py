@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ortgpt.bundle.checked_json import checked, read_record
-from ortgpt.contract import FORMAT_MAJOR, Norm, Task, TokenizerKind
+from ortgpt.contract import FORMAT_MAJOR, Norm, Task, Tensor, TokenizerKind
 from ortgpt.errors import BundleError, listed, shown
 
 OWN_HASH = "sha256"
@@ -76,6 +76,11 @@ class GraphSpec:
     """The names of its inputs, in order."""
     outputs: tuple[str, ...]
     """The names of its outputs, in order."""
+
+    @property
+    def has_hidden_states(self) -> bool:
+        """Whether it returns hidden states. Portable graphs do not, and neither do those of format 1.3 and older."""
+        return Tensor.HIDDEN_STATES in self.outputs
 
     def __str__(self) -> str:
         cache = "no cache" if self.cache is None else f"{self.cache.kind} {self.cache.dtype} cache"
