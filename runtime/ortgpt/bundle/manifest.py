@@ -153,21 +153,21 @@ class Check:
     name: str
     """What was computed."""
     positions: int
-    """How many logit vectors were compared."""
+    """How many vectors of logits, or of hidden states, were compared."""
     max_abs_diff: float
-    """The largest absolute difference of two logits."""
+    """The largest absolute difference of two of their numbers."""
     max_abs_logit: float
-    """The largest absolute logit of PyTorch's."""
+    """The largest absolute number of PyTorch's."""
     tolerance: float
     """The largest difference that is accepted."""
     argmax_compared: int
-    """At how many positions the best token is certain: its margin exceeds twice the largest difference."""
+    """At how many positions the best token, or largest number, is certain: its margin exceeds twice the largest difference."""
     argmax_differing: int
-    """At how many of these the graph has another best token."""
+    """At how many of these the graph has another."""
 
     @property
     def passed(self) -> bool:
-        """Whether the difference is within the tolerance (a NaN is not), and no certain best token differs."""
+        """Whether the difference is within the tolerance (a NaN is not), and none that is certain differs."""
         return self.max_abs_diff <= self.tolerance and self.argmax_differing == 0
 
 
