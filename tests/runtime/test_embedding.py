@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import shutil
 from collections.abc import Iterator
@@ -66,7 +65,8 @@ def test_each_pooling_is_that_of_the_last_hidden_state_of_transformers(
         (small.embed(texts), unit(last)),
         (small.embed(texts, pooling="mean"), unit(mean)),
     ):
-        assert (pooled.dtype, pooled.shape) == (np.float32, (8, 48))
+        assert pooled.dtype == np.float32
+        assert pooled.shape == (8, 48)
         assert np.abs(pooled - want).max() < 2e-5
     for vectors, state in zip(small.embed(texts, pooling="none", normalize=False), states, strict=True):
         assert vectors.shape == state.shape
@@ -163,9 +163,9 @@ def test_a_rows_own_length_chooses_the_graph(fast_bundle: Path, monkeypatch: pyt
 
 
 def test_no_texts_give_no_rows(small: ortgpt.Generator) -> None:
-    for pooling in ("last", "mean"):
-        empty = small.embed([], pooling=pooling)  # type: ignore[call-overload]
-        assert (empty.shape, empty.dtype) == ((0, 48), np.float32)
+    for empty in (small.embed([]), small.embed([], pooling="mean")):
+        assert empty.dtype == np.float32
+        assert empty.shape == (0, 48)
     assert small.embed([], pooling="none") == []
 
 
@@ -253,10 +253,8 @@ def test_an_older_bundle_generates_and_says_that_it_has_no_hidden_states(
     older = write_older(small_bundle, tmp_path / "older")
     with ortgpt.load(older) as generator:
         prompts = ["It is a truth", "Emma"]
-        kept = [dataclasses.replace(each, timings=None) for each in small.generate_batch(prompts, max_new_tokens=9)]
-        assert [
-            dataclasses.replace(each, timings=None) for each in generator.generate_batch(prompts, max_new_tokens=9)
-        ] == kept
+        kept = [each.token_ids for each in small.generate_batch(prompts, max_new_tokens=9)]
+        assert [each.token_ids for each in generator.generate_batch(prompts, max_new_tokens=9)] == kept
         assert generator.score("It is a truth") == small.score("It is a truth")
         with pytest.raises(
             BundleError, match="older has no hidden states, since an earlier version exported it; export"

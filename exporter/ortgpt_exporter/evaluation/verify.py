@@ -39,8 +39,8 @@ def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda
     """Run every check; `on_check` gets the name of each before it runs.
 
     The checks are prefills of 1, 2 and 17 tokens and of the full context (there at 64 positions); a prefill in pieces;
-    cached single steps; a ragged batch, its prefill and its steps; and the hidden states of that batch, if the graph has
-    them. Lengths beyond the context are cut to it. Raises ExportError if the network itself computes NaN or infinity.
+    cached single steps; a ragged batch, its prefill and its steps; and its hidden states, if the graph has them.
+    Lengths beyond the context are cut to it. Raises ExportError if the network itself computes NaN or infinity.
     """
     n_positions = gpt.config.n_positions
     random = np.random.default_rng(_SEED)

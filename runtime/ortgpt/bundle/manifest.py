@@ -161,7 +161,8 @@ class Check:
     tolerance: float
     """The largest difference that is accepted."""
     argmax_compared: int
-    """At how many positions the best token, or largest number, is certain: its margin exceeds twice the largest difference."""
+    """At how many positions the best token, or the largest number, is certain: its margin exceeds twice the largest
+    difference."""
     argmax_differing: int
     """At how many of these the graph has another."""
 
