@@ -34,9 +34,10 @@ def embed(
     if not isinstance(normalize, bool):
         raise OptionError.bad_value("normalize", normalize, "True, False")
     batch_tokens = integer(1).read("batch_tokens", batch_tokens)
-    engine, all_ids = model.engine, _read_texts(model, texts)
+    engine = model.engine
     if not engine.has_hidden_states:
         raise BundleError(_without_hidden_states(model))
+    all_ids = _read_texts(model, texts)
     per_token: dict[int, Embeddings] = {}
     per_text = np.empty((len(all_ids), engine.config.n_embd), np.float32)
     for index, hidden in _hidden_states(engine, all_ids, pooling != "last", batch_tokens):

@@ -143,7 +143,7 @@ class NativeForward(_BoundForward):
     ) -> None:
         super().__init__(
             session, config, cache, sequence_length, logit_count,
-            output=Tensor.LOGITS, width=config.vocab_size, logit_rows=np.arange(logit_count),
+            output=Tensor.LOGITS, width=config.vocab_size, logit_rows=np.arange(logit_count, dtype=np.int64),
         )  # fmt: skip
         self.device_logits = self._device_result
 
