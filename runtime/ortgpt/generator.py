@@ -293,10 +293,10 @@ class Generator(LoadedModel):
 
         float32 (texts, n_embd), in the order of `texts`, which are texts or token ids; with the pooling "none" a list
         of (tokens, n_embd). `normalize` gives every vector the length 1. Texts of similar lengths are computed
-        together, as long as they have at most `batch_tokens` positions in all (by default what 256 MiB hold). No texts
-        give an array without rows, or an empty list. Raises PromptError, also for an empty text, OptionError,
-        ContextLengthError (before any work), NonFiniteLogitsError, and BundleError for a bundle without hidden states:
-        a portable one, or one of an earlier version.
+        together, as long as they have at most `batch_tokens` positions in all: by default what 256 MiB hold, and on a
+        CPU 256, since more are slower. No texts give an array without rows, or an empty list. Raises PromptError, also
+        for an empty text, OptionError, ContextLengthError (before any work), NonFiniteLogitsError, and BundleError for
+        a bundle without hidden states: a portable one, or one of an earlier version.
         """
         return embed(self, texts, pooling, normalize, batch_tokens)
 

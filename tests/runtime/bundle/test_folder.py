@@ -78,7 +78,7 @@ def test_the_manifest_says_what_it_should(bundle: Path) -> None:
         data = (bundle / name).read_bytes()
         assert entry == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert values["source"]["id"] == "checkpoint"
-    assert len(values["verification"]) == 7
+    assert len(values["verification"]) == 8
 
 
 @pytest.mark.parametrize(
