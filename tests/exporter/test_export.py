@@ -32,15 +32,15 @@ def names(folder: Path) -> list[str]:
 def test_progress_counts_every_step(small_checkpoint: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
     bundle = export_bundle(small_checkpoint, tmp_path / "deep" / "out", on_progress=seen.append)
-    assert [progress.done for progress in seen] == list(range(14))
-    assert {progress.total for progress in seen[1:]} == {13}
+    assert [progress.done for progress in seen] == list(range(15))
+    assert {progress.total for progress in seen[1:]} == {14}
     assert seen[0].activity == "loading the checkpoint"
     assert names(tmp_path / "deep") == ["out"]
     assert bundle.path == tmp_path / "deep" / "out"
     assert all(check.passed for check in bundle.manifest.verification)
 
 
-@pytest.mark.parametrize("step", range(1, 14))
+@pytest.mark.parametrize("step", range(1, 15))
 def test_an_interruption_at_any_step_leaves_nothing(small_checkpoint: Path, tmp_path: Path, step: int) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.done == step - 1:
