@@ -48,9 +48,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt.continuation": (*_BASE, "options", "text", "decode"),
     "ortgpt.request": (*_BASE, "options", "sampling", "engine", "decode", "model", "continuation"),
     "ortgpt.conversation": (*_BASE, "options", "text", "model", "continuation", "request"),
+    "ortgpt.embedding": (*_BASE, "options", "engine", "decode", "model"),
     "ortgpt.aio": _BASE,
     "ortgpt.generator": (
-        *_BASE, "bundle", "options", "text", "ort", "engine", "decode", "model", "request", "conversation", "aio",
+        *_BASE, "bundle", "options", "text", "ort", "engine", "decode", "model", "request", "conversation", "embedding",
+        "aio",
     ),
     "ortgpt": ("engine", "errors", "results", "options", "conversation", "generator"),
     "ortgpt.tools": (*_BASE, "bundle", "options", "ort", "engine", "generator", "ortgpt"),

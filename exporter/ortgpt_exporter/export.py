@@ -174,7 +174,8 @@ def _export(
             "the head is not the token embedding; as a matrix of its own it adds about "
             f"{megabytes:,.2f} MB in {head_dtype}"
         )
-    steps = Steps(on_progress, 6 + check_count(config.n_positions), begun=1)  # after the loading
+    checks = check_count(config.n_positions, export_format.flavour)
+    steps = Steps(on_progress, 6 + checks, begun=1)  # after the loading
     with write_folder(out, replace=force) as folder:
         manifest = _write(checkpoint, export_format, folder, steps)
         manifest = replace(manifest, verification=_verify(folder, manifest, checkpoint, steps))
@@ -242,8 +243,8 @@ def _verify(folder: Path, manifest: Manifest, checkpoint: Checkpoint, steps: Ste
         verify_device_topk(device_topk, config.vocab_size)
     checks = verify(engine, checkpoint.gpt, on_check=lambda name: steps.next(f"comparing with PyTorch: {name}"))
     failed = [
-        f"{check.name}: logits differ by {check.max_abs_diff:.3g} (accepted: {check.tolerance:.3g}), "
-        f"{check.argmax_differing} of {check.argmax_compared} best tokens differ"
+        f"{check.name}: values differ by {check.max_abs_diff:.3g} (accepted: {check.tolerance:.3g}), "
+        f"{check.argmax_differing} of {check.argmax_compared} largest ones differ"
         for check in checks
         if not check.passed
     ]

@@ -40,9 +40,10 @@ class Tensor:
     ATTENTION_MASK = "attention_mask"  # 1 where a position of the cache or of the new tokens counts, else 0
     SEQLENS_K = "seqlens_k"  # valid positions of each row after the call, less 1
     TOTAL_SEQUENCE_LENGTH = "total_sequence_length"  # the longest row's valid positions after the call
-    LOGIT_POSITIONS = "logit_positions"  # the places within the sequence whose logits are wanted
+    LOGIT_POSITIONS = "logit_positions"  # the places within the sequence whose hidden states are computed
+    LOGIT_ROWS = "logit_rows"  # which of those the head turns into logits, counted from 0; may be none
     LOGITS = "logits"
-    HIDDEN_STATES = "hidden_states"  # what the head turns into logits, at the same positions
+    HIDDEN_STATES = "hidden_states"  # what the head turns into logits, at all of `logit_positions`
     PENALIZED_IDS = "penalized_ids"  # the ids whose logits a repetition penalty lowers; one may be there twice
     PENALTIES = "penalties"  # the repetition penalty of each row
     TOP_LOGITS = "top_logits"
@@ -79,6 +80,7 @@ class Axis:
     BATCH = "batch_size"
     SEQUENCE = "sequence_length"
     CACHE = "cache_length"
+    HIDDEN = "hidden_count"
     LOGIT = "logit_count"
     PENALIZED = "penalized_count"
     PAST = "past_sequence_length"
@@ -119,12 +121,20 @@ class KVShape:
         )
 
 
-def graph_tensors(flavour: str, kv_shape: KVShape, vocab_size: int) -> tuple[dict[str, Spec], dict[str, Spec]]:
-    """Return the inputs and the outputs of a graph, in order; a dynamic axis is a name. Logits are always float32."""
-    return {Flavour.NATIVE: _native_tensors, Flavour.PORTABLE: _portable_tensors}[flavour](kv_shape, vocab_size)
+def graph_tensors(
+    flavour: str, kv_shape: KVShape, vocab_size: int, n_embd: int | None
+) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    """Return the inputs and the outputs of a graph, in order; a dynamic axis is a name.
+
+    Logits and hidden states are always float32. Without `n_embd`, a native graph has no hidden states, as in bundles of
+    format 1.3 and older.
+    """
+    if flavour == Flavour.NATIVE:
+        return _native_tensors(kv_shape, vocab_size, n_embd)
+    return _portable_tensors(kv_shape, vocab_size)
 
 
-def _native_tensors(kv: KVShape, vocab_size: int) -> tuple[dict[str, Spec], dict[str, Spec]]:
+def _native_tensors(kv: KVShape, vocab_size: int, n_embd: int | None) -> tuple[dict[str, Spec], dict[str, Spec]]:
     cache: Spec = (kv.dtype, (Axis.BATCH, kv.n_head, Axis.CACHE, kv.head_dim))
     inputs: dict[str, Spec] = {
         Tensor.INPUT_IDS: (DType.INT64, (Axis.BATCH, Axis.SEQUENCE)),
@@ -134,6 +144,10 @@ def _native_tensors(kv: KVShape, vocab_size: int) -> tuple[dict[str, Spec], dict
         Tensor.LOGIT_POSITIONS: (DType.INT64, (Axis.BATCH, Axis.LOGIT)),
     }
     outputs: dict[str, Spec] = {Tensor.LOGITS: (DType.FLOAT32, (Axis.BATCH, Axis.LOGIT, vocab_size))}
+    if n_embd is not None:
+        inputs[Tensor.LOGIT_POSITIONS] = (DType.INT64, (Axis.BATCH, Axis.HIDDEN))
+        inputs[Tensor.LOGIT_ROWS] = (DType.INT64, (Axis.LOGIT,))
+        outputs[Tensor.HIDDEN_STATES] = (DType.FLOAT32, (Axis.BATCH, Axis.HIDDEN, n_embd))
     inputs |= dict.fromkeys(past_names(kv.n_layer), cache)
     outputs |= dict.fromkeys(present_names(kv.n_layer), cache)
     return inputs, outputs

@@ -105,7 +105,7 @@ class PromptError(OrtGptError, ValueError):
 
 
 class ContextLengthError(OrtGptError, ValueError):
-    """Prompt and new tokens together exceed the model's context."""
+    """Prompt and new tokens together, or a text to embed, exceed the model's context."""
 
 
 class NonFiniteLogitsError(OrtGptError, ArithmeticError):

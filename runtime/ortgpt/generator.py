@@ -9,11 +9,12 @@ from collections import abc
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from ortgpt.bundle.folder import Bundle
 from ortgpt.conversation import Conversation
 from ortgpt.decode.scoring import continuation_logprobs, score_ids
+from ortgpt.embedding import Embeddings, embed
 from ortgpt.engine.engine import Engine
 from ortgpt.engine.prefix_cache import PrefixCache
 from ortgpt.errors import DeviceError, OptionError, PromptError, shown
@@ -259,6 +260,45 @@ class Generator(LoadedModel):
             for index, (ids, logprobs, score) in enumerate(zip(all_ids, all_logprobs, scores, strict=True))
         ]
         return sorted(choices, key=lambda choice: -choice.score)
+
+    @overload
+    def embed(
+        self,
+        texts: Iterable[Prompt],
+        *,
+        pooling: Literal["last", "mean"] = "last",
+        normalize: bool = True,
+        batch_tokens: int | None = None,
+    ) -> Embeddings: ...
+
+    @overload
+    def embed(
+        self,
+        texts: Iterable[Prompt],
+        *,
+        pooling: Literal["none"],
+        normalize: bool = True,
+        batch_tokens: int | None = None,
+    ) -> list[Embeddings]: ...
+
+    def embed(
+        self,
+        texts: Iterable[Prompt],
+        *,
+        pooling: str = "last",
+        normalize: bool = True,
+        batch_tokens: int | None = None,
+    ) -> Embeddings | list[Embeddings]:
+        """Return an embedding of each text: the last token's hidden state after the last norm, or the "mean" of all.
+
+        float32 (texts, n_embd), in the order of `texts`, which are texts or token ids; with the pooling "none" a list
+        of (tokens, n_embd). `normalize` gives every vector the length 1. Texts of similar lengths are computed
+        together, as long as they have at most `batch_tokens` positions in all: by default what 256 MiB hold, and on a
+        CPU 256, since more are slower. No texts give an array without rows, or an empty list. Raises PromptError, also
+        for an empty text, OptionError, ContextLengthError (before any work), NonFiniteLogitsError, and BundleError for
+        a bundle without hidden states: a portable one, or one of an earlier version.
+        """
+        return embed(self, texts, pooling, normalize, batch_tokens)
 
     def conversation(self, text: Prompt = "") -> Conversation:
         """Begin a text that grows by turns and keeps its cache, so that each turn computes only what is new."""

@@ -64,6 +64,7 @@ def test_a_fork_is_told_to_load_the_bundle_itself(small: ortgpt.Generator, small
         lambda: next(pieces),
         lambda: conversation.generate(max_new_tokens=1),
         lambda: small.score("a man"),
+        lambda: small.embed(["a man"]),
         lambda: continuation_logprobs(engine, [1], [[2]]),
     )
     for use in uses:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ortgpt.bundle.manifest import Check
-from ortgpt.contract import DType
+from ortgpt.contract import DType, Flavour
 from ortgpt.decode.next_token import check_finite
 from ortgpt.engine.device_topk import DeviceTopK
 from ortgpt.engine.engine import Engine
@@ -30,17 +30,17 @@ _MAX_POSITIONS = 64  # of one prefill, spread from its first to its last
 _SEED = 20190214
 
 
-def check_count(n_positions: int) -> int:
-    """Return how many checks verify() runs on a network with this context."""
-    return len(_prefill_lengths(n_positions)) + 3
+def check_count(n_positions: int, flavour: str) -> int:
+    """Return how many checks verify() runs on a graph of a network with this context."""
+    return len(_prefill_lengths(n_positions)) + 3 + (flavour == Flavour.NATIVE)
 
 
 def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda name: None) -> tuple[Check, ...]:
     """Run every check; `on_check` gets the name of each before it runs.
 
     The checks are prefills of 1, 2 and 17 tokens and of the full context (there at 64 positions); a prefill in pieces;
-    cached single steps; and a ragged batch, its prefill and its steps. Lengths beyond the context are cut to it. Raises
-    ExportError if the network itself computes NaN or infinity.
+    cached single steps; a ragged batch, its prefill and its steps; and its hidden states, if the graph has them.
+    Lengths beyond the context are cut to it. Raises ExportError if the network itself computes NaN or infinity.
     """
     n_positions = gpt.config.n_positions
     random = np.random.default_rng(_SEED)
@@ -60,6 +60,8 @@ def verify(engine: Engine, gpt: GPT, *, on_check: Callable[[str], None] = lambda
         (f"{steps} cached steps", _steps(engine, gpt, [prompt], text(steps))),
         (f"ragged batch and {steps} steps", _steps(engine, gpt, ragged, text(steps))),
     ]
+    if engine.has_hidden_states:
+        plans.append(("hidden states of a ragged batch", _hidden_states(engine, gpt, ragged)))
     checks = []
     for name, plan in plans:
         on_check(name)
@@ -87,7 +89,7 @@ def _prefill_lengths(n_positions: int) -> list[int]:
 
 
 def _compare(name: str, pairs: Iterator[tuple[Logits, Logits]], relative_tolerance: float) -> Check:
-    """Sum up pairs of PyTorch's and the graph's logits, (positions, vocab_size) each, in one check."""
+    """Sum up pairs of PyTorch's and the graph's results, (positions, vocab_size or n_embd) each, in one check."""
     diffs, largest, margins, same_argmax = [], [], [], []
     for expected, logits in pairs:
         diffs.append(np.abs(expected - logits).max(axis=1))
@@ -147,6 +149,13 @@ def _steps(
         forward.input_ids[:, 0] = token_id
         forward.run(cache.lengths + 1)
         yield np.stack([logits[step + 1] for logits in expected]), forward.logits()[:, 0]
+
+
+@torch.no_grad()
+def _hidden_states(engine: Engine, gpt: GPT, prompts: Sequence[list[int]]) -> Iterator[tuple[Logits, Logits]]:
+    positions = np.array([np.arange(max(map(len, prompts))).clip(max=len(ids) - 1) for ids in prompts])
+    for ids, hidden in zip(prompts, engine.hidden_states(prompts, positions), strict=True):
+        yield gpt.hidden(torch.tensor([ids]))[0].numpy(), hidden[: len(ids)]
 
 
 @torch.no_grad()

@@ -91,7 +91,7 @@ def tensors_of(config: GPTConfig, flavour: str, dtype: str) -> tuple[dict[str, S
     kv_shape = KVShape(
         n_layer=config.n_layer, n_head=config.n_head, head_dim=cache_head_dim(config, flavour), dtype=dtype
     )
-    return graph_tensors(flavour, kv_shape, config.vocab_size)
+    return graph_tensors(flavour, kv_shape, config.vocab_size, config.n_embd)
 
 
 def cache_head_dim(config: GPTConfig, flavour: str) -> int:

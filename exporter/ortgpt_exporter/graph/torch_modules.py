@@ -68,7 +68,7 @@ class FlavouredGraph(nn.Module):
 
 
 class NativeGraph(FlavouredGraph):
-    """The native flavour: fused attention on fixed buffers, and logits of chosen positions."""
+    """The native flavour: fused attention on fixed buffers, and logits and hidden states of chosen positions."""
 
     @property
     def example(self) -> tuple[Any, ...]:
@@ -77,15 +77,19 @@ class NativeGraph(FlavouredGraph):
             torch.zeros(2, 3, dtype=torch.int64),
             torch.full((2,), 2, dtype=torch.int32),
             torch.tensor(3, dtype=torch.int32),
-            torch.zeros(2, 2, dtype=torch.int64),
+            torch.zeros(2, 4, dtype=torch.int64),
+            torch.zeros(2, dtype=torch.int64),
             self.cache_example(8),
         )
 
     @property
     def dynamic_shapes(self) -> tuple[Any, ...]:
-        batch, seq, count, capacity = _dims(Axis.BATCH, Axis.SEQUENCE, Axis.LOGIT, Axis.CACHE)
+        batch, seq, hidden_count, logit_count, capacity = _dims(
+            Axis.BATCH, Axis.SEQUENCE, Axis.HIDDEN, Axis.LOGIT, Axis.CACHE
+        )
         cache = [{0: batch, 2: capacity}] * len(KEY_VALUE) * self.gpt.config.n_layer
-        return ({0: batch, 1: seq}, {0: batch, 1: seq}, {0: batch}, None, {0: batch, 1: count}, cache)
+        ids, positions = {0: batch, 1: seq}, {0: batch, 1: hidden_count}
+        return (ids, ids, {0: batch}, None, positions, {0: logit_count}, cache)
 
     def forward(
         self,
@@ -94,11 +98,17 @@ class NativeGraph(FlavouredGraph):
         seqlens_k: Tensor,
         total_sequence_length: Tensor,
         logit_positions: Tensor,
+        logit_rows: Tensor,
         past_key_values: list[Tensor],
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         attend = _FusedAttention(self.gpt.config.n_head, past_key_values, seqlens_k, total_sequence_length)
         x = self.gpt.hidden(input_ids, position_ids, attend=attend, logit_positions=logit_positions)
-        return self.head(x), attend.presents
+        shape = (x.shape[0], logit_rows.shape[0], x.shape[2])
+        # torch's index_select would come with a Reshape of the rows.
+        chosen = torch.onnx.ops.symbolic(
+            "Gather", [x, logit_rows], attrs={"axis": 1}, dtype=x.dtype, shape=shape, version=13
+        )
+        return self.head(chosen), x.float(), attend.presents
 
     def matmul_transposed(self, x: Tensor, weight: Tensor) -> Tensor:
         shape = (x.shape[0], x.shape[1], weight.shape[0])

@@ -91,6 +91,7 @@ class Calibration:
             Tensor.SEQLENS_K: np.array([count - 1], np.int32),
             Tensor.TOTAL_SEQUENCE_LENGTH: np.array(count, np.int32),
             Tensor.LOGIT_POSITIONS: positions,
+            Tensor.LOGIT_ROWS: positions[0],
         }
         shapes = {value.name: value.shape for value in self._session.get_inputs()}
         length = count if self._flavour == Flavour.NATIVE else 0

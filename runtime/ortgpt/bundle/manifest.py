@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ortgpt.bundle.checked_json import checked, read_record
-from ortgpt.contract import FORMAT_MAJOR, Norm, Task, TokenizerKind
+from ortgpt.contract import FORMAT_MAJOR, Norm, Task, Tensor, TokenizerKind
 from ortgpt.errors import BundleError, listed, shown
 
 OWN_HASH = "sha256"
@@ -76,6 +76,11 @@ class GraphSpec:
     """The names of its inputs, in order."""
     outputs: tuple[str, ...]
     """The names of its outputs, in order."""
+
+    @property
+    def has_hidden_states(self) -> bool:
+        """Whether it returns hidden states. Portable graphs do not, and neither do those of format 1.3 and older."""
+        return Tensor.HIDDEN_STATES in self.outputs
 
     def __str__(self) -> str:
         cache = "no cache" if self.cache is None else f"{self.cache.kind} {self.cache.dtype} cache"
@@ -148,21 +153,22 @@ class Check:
     name: str
     """What was computed."""
     positions: int
-    """How many logit vectors were compared."""
+    """How many vectors of logits, or of hidden states, were compared."""
     max_abs_diff: float
-    """The largest absolute difference of two logits."""
+    """The largest absolute difference of two of their numbers."""
     max_abs_logit: float
-    """The largest absolute logit of PyTorch's."""
+    """The largest absolute number of PyTorch's."""
     tolerance: float
     """The largest difference that is accepted."""
     argmax_compared: int
-    """At how many positions the best token is certain: its margin exceeds twice the largest difference."""
+    """At how many positions the best token, or the largest number, is certain: its margin exceeds twice the largest
+    difference."""
     argmax_differing: int
-    """At how many of these the graph has another best token."""
+    """At how many of these the graph has another."""
 
     @property
     def passed(self) -> bool:
-        """Whether the difference is within the tolerance (a NaN is not), and no certain best token differs."""
+        """Whether the difference is within the tolerance (a NaN is not), and none that is certain differs."""
         return self.max_abs_diff <= self.tolerance and self.argmax_differing == 0
 
 

@@ -10,6 +10,7 @@ from ortgpt.contract import File
 from ortgpt.errors import BundleError, listed, shown
 
 _MAX = 2**31 - 1  # the largest number that the graph can count to
+_COUNTS = ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size")
 _MAX_LAYERS = 4096  # more is a mistake, and listing the names of their tensors would take forever
 
 
@@ -19,6 +20,7 @@ class ModelConfig:
 
     n_layer: int
     n_head: int
+    n_embd: int
     n_positions: int
     """The context, in tokens."""
     vocab_size: int
@@ -37,7 +39,7 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
         """Read a parsed config.json. Raises BundleError that names every value that does not fit."""
-        counts: dict[str, Any] = {name: values.get(name) for name in ("n_layer", "n_head", "n_positions", "vocab_size")}
+        counts: dict[str, Any] = {name: values.get(name) for name in _COUNTS}
         faults = [
             f"{name} = {shown(value)} (accepted: an integer from 1 to {_max(name)})"
             for name, value in counts.items()

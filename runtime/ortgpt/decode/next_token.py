@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ortgpt.contract import Tensor
 from ortgpt.decode.row import Row
 from ortgpt.engine.engine import Engine
 from ortgpt.engine.forward import Logits
@@ -11,11 +12,11 @@ from ortgpt.errors import NonFiniteLogitsError
 from ortgpt.sampling.logprobs import token_logprob
 
 
-def check_finite(logits: Logits, where: str) -> None:
-    """Raise NonFiniteLogitsError, which says `where`, if any of the logits is NaN or infinite."""
+def check_finite(logits: Logits, where: str, *, name: str = Tensor.LOGITS) -> None:
+    """Raise NonFiniteLogitsError, which says `where`, if any of the logits, or what `name` says, is NaN or infinite."""
     if not (np.isfinite(logits.max()) and np.isfinite(logits.min())):  # a NaN is the largest and the smallest
         raise NonFiniteLogitsError(
-            f"{np.count_nonzero(~np.isfinite(logits)):,} of {logits.size:,} logits are not finite {where}; the weights "
+            f"{np.count_nonzero(~np.isfinite(logits)):,} of {logits.size:,} {name} are not finite {where}; the weights "
             "are damaged, or overflow in this precision"
         )
 

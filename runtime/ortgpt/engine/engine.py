@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +12,13 @@ import numpy.typing as npt
 from ortgpt.bundle.model_config import ModelConfig
 from ortgpt.contract import CacheKind, KVShape
 from ortgpt.engine.device_topk import DeviceTopK
-from ortgpt.engine.forward import Forward, Logits, NativeForward, PortableForward
+from ortgpt.engine.forward import Forward, HiddenForward, HiddenStates, Logits, NativeForward, PortableForward
 from ortgpt.engine.kv_cache import Cache, FixedCache, GrowingCache
 from ortgpt.engine.prefill_graph import MIN_TOKENS, PrefillGraph
 from ortgpt.errors import EngineError
 from ortgpt.ort.session import Session
+
+AnyForward = TypeVar("AnyForward", Forward, HiddenForward)
 
 
 class Engine:
@@ -74,10 +77,13 @@ class Engine:
         With `of_long_prompts` it runs the prefill graph, if there is one. Steps, drafts included, run the decoder
         whatever their size, since the two graphs round differently.
         """
-        session = self.prefill_graph.session() if self.prefill_graph and of_long_prompts else self.session
+        session = self._session(of_long_prompts)
         if isinstance(cache, GrowingCache):
             return PortableForward(session, self.config, cache, sequence_length, logit_count)
         return NativeForward(session, self.config, cache, sequence_length, logit_count)
+
+    def _session(self, of_long_prompts: bool) -> Session:
+        return self.prefill_graph.session() if self.prefill_graph and of_long_prompts else self.session
 
     def prefill(
         self,
@@ -127,19 +133,56 @@ class Engine:
 
         The cache takes several tokens for all rows, and one graph computes all prompts (see takes_at_once).
         """
-        counts = np.array([len(ids) for ids in prompts], np.int32)
-        seq = int(counts.max())
-        is_long = seq >= MIN_TOKENS
-        if isinstance(cache, FixedCache) and seq > 1 and not cache.lengths.any():
-            # The fused attention computes queries in blocks, and a block of one by a routine that rounds differently.
-            # An even count leaves no block of one, so a row equals its solo run to the bit.
-            seq += seq % 2
-        positions = counts[:, None].astype(np.int64) - 1 if logit_positions is None else logit_positions
-        forward = self.new_forward(
-            cache, sequence_length=seq, logit_count=int(positions.shape[1]), of_long_prompts=is_long
-        )
-        for row, ids in enumerate(prompts):
-            forward.input_ids[row, : len(ids)] = ids
-        forward.logit_positions[...] = positions
-        forward.run(cache.lengths + counts, total=int(cache.lengths.max()) + seq)
-        return forward
+        positions = np.array([[len(ids) - 1] for ids in prompts]) if logit_positions is None else logit_positions
+
+        def make(sequence_length: int, of_long_prompts: bool) -> Forward:
+            return self.new_forward(
+                cache,
+                sequence_length=sequence_length,
+                logit_count=positions.shape[1],
+                of_long_prompts=of_long_prompts,
+            )
+
+        return _run_prompts(make, cache, prompts, positions)
+
+    @property
+    def has_hidden_states(self) -> bool:
+        """Whether hidden_states() works."""
+        return self.session.graph.has_hidden_states
+
+    def hidden_states(self, prompts: Sequence[Sequence[int]], positions: npt.NDArray[np.int64]) -> HiddenStates:
+        """Compute prompts, and return what the head would turn into logits: (batch_size, count, n_embd).
+
+        `positions`, int64 (batch_size, count), count from each prompt's start. The bundle has hidden states, and one
+        graph computes all prompts (see takes_at_once).
+        """
+        cache = self.new_cache(len(prompts), max(map(len, prompts)))
+        assert isinstance(cache, FixedCache), "only native graphs have hidden states"
+
+        def make(sequence_length: int, of_long_prompts: bool) -> HiddenForward:
+            session = self._session(of_long_prompts)
+            return HiddenForward(session, self.config, cache, sequence_length, positions.shape[1])
+
+        return _run_prompts(make, cache, prompts, positions).hidden_states()
+
+
+def _run_prompts(
+    make: Callable[[int, bool], AnyForward],
+    cache: Cache,
+    prompts: Sequence[Sequence[int]],
+    positions: npt.NDArray[np.int64],
+) -> AnyForward:
+    """Run the forward that `make` makes for a length, and for long prompts or not, on prompts padded on the right."""
+    counts = np.array([len(ids) for ids in prompts], np.int32)
+    seq = int(counts.max())
+    is_long = seq >= MIN_TOKENS
+    if isinstance(cache, FixedCache) and seq > 1 and not cache.lengths.any():
+        # The fused attention computes queries in blocks, and a block of one by a routine that rounds differently.
+        # An even count leaves no block of one, so a row equals its solo run to the bit.
+        seq += seq % 2
+    forward = make(seq, is_long)
+    for row, ids in enumerate(prompts):
+        forward.input_ids[row, : len(ids)] = ids
+    forward.logit_positions[...] = positions
+    forward.run(cache.lengths + counts, total=int(cache.lengths.max()) + seq)
+    return forward

@@ -19,6 +19,7 @@ from ortgpt.ort.package import comes_from_onnxruntime
 from ortgpt.ort.session import Session
 
 Logits = npt.NDArray[np.float32]
+HiddenStates = npt.NDArray[np.float32]
 
 
 class Forward(Protocol):
@@ -59,21 +60,35 @@ class _Positions:
         np.minimum(self.array, self._last, out=self.array)
 
 
-class NativeForward:
-    """Everything is bound once; a run writes a few integers, which are copied to a GPU."""
+class _BoundForward:
+    """Everything is bound once; a run writes a few integers, which are copied to a GPU.
+
+    `output`, float32 (batch_size, count, width), is the only result beside the cache. `logit_rows` are the places of
+    `logit_positions` whose logits the head computes.
+    """
 
     def __init__(
-        self, session: Session, config: ModelConfig, cache: FixedCache, sequence_length: int, logit_count: int
-    ):
+        self,
+        session: Session,
+        config: ModelConfig,
+        cache: FixedCache,
+        sequence_length: int,
+        count: int,
+        *,
+        output: str,
+        width: int,
+        logit_rows: npt.NDArray[np.int64],
+    ) -> None:
         batch = cache.batch_size
         self.cache = cache
         self.input_ids = np.zeros((batch, sequence_length), np.int64)
-        self.logit_positions = np.zeros((batch, logit_count), np.int64)
-        shape = (batch, logit_count, config.vocab_size)
-        self._logits = np.empty(shape, np.float32) if session.device.is_cpu else None
-        self.device_logits = (
-            session.empty(shape, DType.FLOAT32) if self._logits is None else session.share(self._logits)
+        self.logit_positions = np.zeros((batch, count), np.int64)
+        shape = (batch, count, width)
+        self._result = np.empty(shape, np.float32) if session.device.is_cpu else None
+        self._device_result: Any = (
+            session.empty(shape, DType.FLOAT32) if self._result is None else session.share(self._result)
         )
+        self._logit_rows = logit_rows
         self._positions = _Positions(config, batch, sequence_length)
         self._seqlens_k = np.zeros(batch, np.int32)
         self._total = np.zeros((), np.int32)
@@ -81,9 +96,9 @@ class NativeForward:
         self._binding: Any = session.handle.io_binding()
         self._sent: list[tuple[Any, npt.NDArray[Any]]] = []  # what is copied to a GPU before each run
         self._sent_once: list[tuple[Any, npt.NDArray[Any]]] = []
-        self._bind(config.n_layer)
+        self._bind(config.n_layer, output)
 
-    def _bind(self, n_layer: int) -> None:
+    def _bind(self, n_layer: int, output: str) -> None:
         session, bind_input = self._session, self._binding.bind_ortvalue_input
         for past, present, value in zip(past_names(n_layer), present_names(n_layer), self.cache.values, strict=True):
             bind_input(past, value)
@@ -100,8 +115,10 @@ class NativeForward:
                 value = session.copy_in(array)
                 (self._sent_once if name == Tensor.LOGIT_POSITIONS else self._sent).append((value, array))
                 bind_input(name, value)
+        if session.graph.has_hidden_states:  # otherwise every position gets logits
+            bind_input(Tensor.LOGIT_ROWS, session.copy_in(self._logit_rows))
         bind_input(Tensor.TOTAL_SEQUENCE_LENGTH, session.share(self._total))  # read on the CPU, on any device
-        self._binding.bind_ortvalue_output(Tensor.LOGITS, self.device_logits)
+        self._binding.bind_ortvalue_output(output, self._device_result)
 
     def run(self, lengths: Lengths, *, total: int | None = None) -> None:
         self._positions.set(self.cache.lengths)
@@ -113,9 +130,44 @@ class NativeForward:
         run_bound(self._session, self._binding)
         self.cache.lengths[...] = lengths
 
+    def _fetched(self) -> npt.NDArray[np.float32]:
+        fetched: npt.NDArray[np.float32] = self._device_result.numpy() if self._result is None else self._result
+        return fetched
+
+
+class NativeForward(_BoundForward):
+    """Compute logits (batch_size, logit_count, vocab_size)."""
+
+    def __init__(
+        self, session: Session, config: ModelConfig, cache: FixedCache, sequence_length: int, logit_count: int
+    ) -> None:
+        super().__init__(
+            session, config, cache, sequence_length, logit_count,
+            output=Tensor.LOGITS, width=config.vocab_size, logit_rows=np.arange(logit_count, dtype=np.int64),
+        )  # fmt: skip
+        self.device_logits = self._device_result
+
     def logits(self) -> Logits:
-        found: Logits = self.device_logits.numpy() if self._logits is None else self._logits
-        return found
+        return self._fetched()
+
+
+class HiddenForward(_BoundForward):
+    """Compute hidden states (batch_size, count, n_embd). The head multiplies nothing, since no row is to get logits."""
+
+    def __init__(
+        self, session: Session, config: ModelConfig, cache: FixedCache, sequence_length: int, count: int
+    ) -> None:
+        # ONNX Runtime always runs the whole graph: only_execute_path_to_fetches works in its training builds alone.
+        # On a GPU one row gets logits, since not every kernel there takes a product without rows.
+        logit_rows = np.zeros(0 if session.device.is_cpu else 1, np.int64)
+        super().__init__(
+            session, config, cache, sequence_length, count,
+            output=Tensor.HIDDEN_STATES, width=config.n_embd, logit_rows=logit_rows,
+        )  # fmt: skip
+
+    def hidden_states(self) -> HiddenStates:
+        """Return the hidden states of the last run, float32 (batch_size, count, n_embd)."""
+        return self._fetched()
 
 
 class PortableForward:

@@ -34,7 +34,7 @@ class PrefillGraph:
 
 
 def _kind(graph: GraphSpec) -> tuple[object, ...]:
-    return graph.flavour, graph.target, graph.cache
+    return graph.flavour, graph.target, graph.cache, graph.outputs
 
 
 def find_prefill_graph(bundle: Bundle, session: Session) -> PrefillGraph | None:

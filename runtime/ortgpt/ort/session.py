@@ -248,7 +248,8 @@ def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
         inputs, outputs = topk_tensors(config.vocab_size, config.vocab_size - bundle.manifest.masked_tokens)
     else:
         kv_shape = KVShape(n_layer=config.n_layer, n_head=config.n_head, head_dim=cache.head_dim, dtype=cache.dtype)
-        inputs, outputs = graph_tensors(graph.flavour, kv_shape, config.vocab_size)
+        n_embd = config.n_embd if graph.has_hidden_states else None
+        inputs, outputs = graph_tensors(graph.flavour, kv_shape, config.vocab_size, n_embd)
     found = {
         tensor.name: (_DTYPES.get(tensor.type, tensor.type), tuple(tensor.shape))
         for tensor in (*handle.get_inputs(), *handle.get_outputs())

@@ -28,9 +28,9 @@ def test_a_correct_graph_passes_every_check(small: ortgpt.Generator, gpt: GPT) -
     assert [check.name for check in checks] == named
     assert named == [
         "prefill of 1", "prefill of 2", "prefill of 17", "prefill of 64", "prefill in pieces", "6 cached steps",
-        "ragged batch and 6 steps",
+        "ragged batch and 6 steps", "hidden states of a ragged batch",
     ]  # fmt: skip
-    assert [check.positions for check in checks] == [1, 2, 17, 64, 17, 7, 21]
+    assert [check.positions for check in checks] == [1, 2, 17, 64, 17, 7, 21, 25]
     for check in checks:
         assert 0 < check.max_abs_diff < check.tolerance
         assert check.tolerance == pytest.approx(1e-4 * max(1, check.max_abs_logit), rel=1e-5)

@@ -42,7 +42,12 @@ def export(config: GPTConfig, flavour: str = "native", dtype: str = "float32") -
 
 
 def run(
-    model: ir.Model, path: Path, ids: np.ndarray[Any, Any], config: GPTConfig, dtype: str = "float32"
+    model: ir.Model,
+    path: Path,
+    ids: np.ndarray[Any, Any],
+    config: GPTConfig,
+    dtype: str = "float32",
+    output: str = "logits",
 ) -> np.ndarray[Any, Any]:
     """Run a prefill by hand, without the runtime package."""
     ir.save(model, path)
@@ -56,10 +61,11 @@ def run(
         feeds["seqlens_k"] = np.full(batch, seq - 1, np.int32)
         feeds["total_sequence_length"] = np.array(seq, np.int32)
         feeds["logit_positions"] = feeds["position_ids"]
+        feeds["logit_rows"] = np.arange(seq)
         cache = np.zeros((batch, config.n_head, seq, padded_head_dim(config.head_dim)), dtype)
     feeds |= {tensor.name: cache for tensor in session.get_inputs() if tensor.name.startswith("past")}
-    logits: np.ndarray[Any, Any] = session.run(["logits"], feeds)[0]
-    return logits
+    found: np.ndarray[Any, Any] = session.run([output], feeds)[0]
+    return found
 
 
 CONFIGS = [
@@ -100,6 +106,12 @@ def test_every_kind_of_network_computes_what_pytorch_does(
         want = gpt(torch.from_numpy(ids)).numpy()
     assert found.dtype == np.float32
     assert np.abs(found - want).max() <= tolerance * max(1, np.abs(want).max())
+    if flavour == "native":
+        hidden = run(model, tmp_path / "model.onnx", ids, config, dtype, "hidden_states")
+        with torch.no_grad():
+            want = gpt.hidden(torch.from_numpy(ids)).numpy()
+        assert hidden.dtype == np.float32
+        assert np.abs(hidden - want).max() <= tolerance * max(1, np.abs(want).max())
 
 
 def test_nodes_axes_and_versions(tmp_path: Path) -> None:
@@ -112,7 +124,7 @@ def test_nodes_axes_and_versions(tmp_path: Path) -> None:
     assert proto.ir_version == 8
     assert collections.Counter(node.op_type for node in proto.graph.node) == {
         "GroupQueryAttention": 2, "LayerNormalization": 5, "FastGelu": 2, "MatMul": 8, "FusedMatMul": 1, "Add": 11,
-        "Gather": 2, "GatherElements": 2, "Unsqueeze": 1, "Expand": 1,
+        "Gather": 3, "GatherElements": 2, "Unsqueeze": 1, "Expand": 1,
     }  # fmt: skip
     shapes = {
         tensor.name: [dim.dim_param or dim.dim_value for dim in tensor.type.tensor_type.shape.dim]
@@ -124,8 +136,10 @@ def test_nodes_axes_and_versions(tmp_path: Path) -> None:
         "position_ids": ["batch_size", "sequence_length"],
         "seqlens_k": ["batch_size"],
         "total_sequence_length": [],
-        "logit_positions": ["batch_size", "logit_count"],
+        "logit_positions": ["batch_size", "hidden_count"],
+        "logit_rows": ["logit_count"],
         "logits": ["batch_size", "logit_count", 97],
+        "hidden_states": ["batch_size", "hidden_count", 48],
         **{
             f"{when}.{layer}.{kind}": cache
             for when in ("past_key_values", "present")
