@@ -83,7 +83,7 @@ class NativeGraph(FlavouredGraph):
 
     @property
     def dynamic_shapes(self) -> tuple[Any, ...]:
-        batch, seq, count, capacity = _dims(Axis.BATCH, Axis.SEQUENCE, Axis.LOGIT, Axis.CACHE)
+        batch, seq, count, capacity = dims(Axis.BATCH, Axis.SEQUENCE, Axis.LOGIT, Axis.CACHE)
         cache = [{0: batch, 2: capacity}] * len(KEY_VALUE) * self.gpt.config.n_layer
         return ({0: batch, 1: seq}, {0: batch, 1: seq}, {0: batch}, None, {0: batch, 1: count}, cache)
 
@@ -124,7 +124,7 @@ class PortableGraph(FlavouredGraph):
 
     @property
     def dynamic_shapes(self) -> tuple[Any, ...]:
-        batch, seq, past = _dims(Axis.BATCH, Axis.SEQUENCE, Axis.PAST)
+        batch, seq, past = dims(Axis.BATCH, Axis.SEQUENCE, Axis.PAST)
         cache = [{0: batch, 2: past}] * len(KEY_VALUE) * self.gpt.config.n_layer
         # torch itself infers that the mask is as long as past and new tokens together.
         return ({0: batch, 1: seq}, {0: batch, 1: torch.export.Dim.AUTO}, {0: batch, 1: seq}, cache)
@@ -227,5 +227,6 @@ class _GrowingAttention:
         return merge_heads(torch.softmax(scores, dim=-1) @ value)
 
 
-def _dims(*names: str) -> tuple[Any, ...]:
+def dims(*names: str) -> tuple[Any, ...]:
+    """Return a dynamic axis for each name."""
     return tuple(torch.export.Dim(name) for name in names)
