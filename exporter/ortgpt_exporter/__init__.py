@@ -1,4 +1,4 @@
-"""Export GPT-2 checkpoints to ONNX bundles, and quantise bundles. Needs the [export] extra; the bundles do not."""
+"""Export checkpoints of GPT-2 and GPT-1 to ONNX bundles, and quantise bundles. Needs the extra [export]."""
 
 from __future__ import annotations
 

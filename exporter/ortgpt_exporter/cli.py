@@ -120,7 +120,7 @@ def export(
 ) -> None:
     """Export CHECKPOINT to a bundle, and compare the bundle with PyTorch.
 
-    CHECKPOINT is a Hugging Face GPT-2 folder, a hub id (openai-community/gpt2), a nanoGPT ckpt.pt, or, in
+    CHECKPOINT is a Hugging Face folder of GPT-2 or GPT-1, a hub id (openai-community/gpt2), a nanoGPT ckpt.pt, or, in
     a clone of this project, `austen`.
     """
     with one_line_errors():

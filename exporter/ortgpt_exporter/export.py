@@ -33,7 +33,6 @@ from ortgpt.contract import (
     DType,
     File,
     Flavour,
-    Norm,
     PromiseKind,
     RecipeName,
     Role,
@@ -217,7 +216,7 @@ def _write(checkpoint: Checkpoint, export_format: ExportFormat, folder: Path, st
     return Manifest(
         format=Format(major=FORMAT_MAJOR, minor=FORMAT_MINOR),
         task=Task.TEXT_GENERATION,
-        architecture=Architecture(norm=Norm.PRE),
+        architecture=Architecture(norm=config.norm),
         tokenizer=TokenizerSpec(kind=TokenizerKind.BYTE_LEVEL_BPE),
         graphs=tuple(graphs),
         precision=Precision(dtype=dtype, recipe=RecipeName.NONE, parameters={}, promise=export_format.promise),

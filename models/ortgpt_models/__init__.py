@@ -1,4 +1,4 @@
-"""GPT-2 in PyTorch: configuration, network, weights, training. Imports neither the exporter nor the runtime.
+"""GPT-2 and GPT-1 in PyTorch: configuration, network, weights, training. Imports neither the exporter nor the runtime.
 
 Names are imported on first use, so `ortgpt_models.errors` and `ortgpt_models.progress` import without torch.
 """

@@ -1,4 +1,4 @@
-"""The shape of a GPT-2 network, by the keys of a Hugging Face config.json. Knows nothing of weights or files."""
+"""The shape of a network, GPT-2 or GPT-1, by the keys of a Hugging Face config.json. Knows no weights and no files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,26 @@ from ortgpt_models.errors import ModelError
 # Names of `transformers` for the same function, up to rounding: GELU by a tanh, and by the error function.
 TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate", "gelu_fast")
 ERF_GELUS = ("gelu", "gelu_python")
-# All that `transformers` knows, except prelu and xielu, whose parameters no GPT-2 checkpoint holds.
+# All that `transformers` knows, except prelu and xielu, whose parameters no checkpoint holds.
 ACTIVATIONS = (
     *TANH_GELUS, *ERF_GELUS, "gelu_10", "quick_gelu", "relu", "relu2", "relu6", "leaky_relu", "silu", "swish",
     "hardswish", "mish", "tanh", "sigmoid", "laplace", "sqrtsoftplus", "linear",
 )  # fmt: skip
 
-# Keys of a Hugging Face GPT-2 config that change the computed function, with the values that `GPT` implements.
+# Places of the LayerNorm: before attention and MLP, and once more before the head (GPT-2); or only after each residual
+# addition (GPT-1).
+PRE, POST = "pre", "post"
+_GPT2, _GPT1 = "gpt2", "openai-gpt"  # values of model_type
+# The activations of GPT-1, which config.json calls `afn`; "gelu" is the tanh form there.
+_AFNS = {"gelu": "gelu_new", "silu": "silu", "swish": "swish", "relu": "relu"}
+# What the config.json of a GPT-1 means by keys that it leaves out, where GPT-2's means something else.
+_GPT1_DEFAULTS = {"vocab_size": 40478, "n_positions": 512, "bos_token_id": None, "eos_token_id": None}
+# Fields that the config.json of a GPT-1 has no key for.
+_NOT_OF_GPT1 = ("activation_function", "n_inner", "scale_attn_weights", "scale_attn_by_inverse_layer_idx")
+
+# Keys of a Hugging Face config that change the computed function, with the values that `GPT` implements.
 FIXED_KEYS: Mapping[str, tuple[Any, ...]] = {
-    "model_type": ("gpt2",),
+    "model_type": (_GPT2, _GPT1),
     "add_cross_attention": (False,),
     "is_encoder_decoder": (False,),
     "pruned_heads": ({}, None),
@@ -46,9 +57,9 @@ _ALIASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """Describe a GPT-2 network; the fields are the keys of a Hugging Face GPT-2 config.json.
+    """Describe a network; the fields but `norm` are the keys of a Hugging Face GPT-2 config.json.
 
-    Raises ModelError naming every field out of range.
+    Raises ModelError naming every field out of range, and, with post-norm, every field that GPT-1 does not have.
     """
 
     vocab_size: int = 50257
@@ -61,6 +72,8 @@ class GPTConfig:
     """Layers."""
     n_head: int = 12
     """Attention heads in each layer."""
+    norm: str = PRE
+    """Where the LayerNorm is: "pre" (GPT-2) or "post" (GPT-1)."""
     n_inner: int | None = None
     """Hidden width of the MLP (default: 4 n_embd)."""
     activation_function: str = "gelu_new"
@@ -89,7 +102,7 @@ class GPTConfig:
     def __post_init__(self) -> None:
         faults = list(self._faults())
         if faults:
-            raise ModelError("unsupported GPT-2 configuration: " + "; ".join(faults))
+            raise ModelError("unsupported configuration: " + "; ".join(faults))
 
     @property
     def head_dim(self) -> int:
@@ -108,10 +121,11 @@ class GPTConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GPTConfig:
-        """Read a parsed config.json; keys that do not change the network are ignored.
+        """Read a parsed config.json of model_type "gpt2" (the default) or "openai-gpt", which is GPT-1.
 
-        Of several ids that end a text the first is taken; a negative id, which some use for none, becomes None. Raises
-        ModelError naming every key whose value `GPT` does not implement.
+        Keys that do not change the network are ignored. Of several ids that end a text the first is taken; a negative
+        id, which some use for none, becomes None. Raises ModelError naming every key whose value `GPT` does not
+        implement.
         """
         faults = [
             f"{key} = {values[key]!r} (accepted: {' or '.join(map(repr, allowed))})"
@@ -119,20 +133,32 @@ class GPTConfig:
             if key in values and values[key] not in allowed
         ]
         if faults:
-            raise ModelError("unsupported GPT-2 configuration: " + "; ".join(faults))
-        known = {field.name for field in fields(cls)}
+            raise ModelError("unsupported configuration: " + "; ".join(faults))
+        known = {field.name for field in fields(cls)} - {"norm"}
         aliased = {_ALIASES[key]: value for key, value in values.items() if key in _ALIASES}
         plain = {key: value for key, value in values.items() if key in known}
         twice = [key for key in aliased if key in plain and plain[key] != aliased[key]]
         if twice:
             pairs = "; ".join(f"{key} = {plain[key]!r} and {aliased[key]!r}" for key in twice)
-            raise ModelError(f"a GPT-2 configuration with two values for one size: {pairs}")
+            raise ModelError(f"a configuration with two values for one size: {pairs}")
         special = {key: _token_id(plain[key]) for key in ("bos_token_id", "eos_token_id") if key in plain}
-        return cls(**(aliased | plain | special))
+        if values.get("model_type") != _GPT1:
+            return cls(**(aliased | plain | special))
+        afn = values.get("afn", "gelu")
+        if not isinstance(afn, str) or afn not in _AFNS:
+            raise ModelError(f"unsupported configuration: afn = {afn!r} (accepted: {', '.join(_AFNS)})")
+        of_gpt1 = {"norm": POST, "activation_function": _AFNS[afn]}
+        return cls(**(_GPT1_DEFAULTS | aliased | plain | special | of_gpt1))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of the config.json from which `transformers` builds this network."""
-        return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **asdict(self)}
+        values = asdict(self)
+        del values["norm"]
+        if self.norm == PRE:
+            return {"architectures": ["GPT2LMHeadModel"], "model_type": _GPT2, **values}
+        values = {key: value for key, value in values.items() if key not in _NOT_OF_GPT1}
+        afn = next(name for name, activation in _AFNS.items() if activation == self.activation_function)
+        return {"architectures": ["OpenAIGPTLMHeadModel"], "model_type": _GPT1, "afn": afn, **values}
 
     def _faults(self) -> list[str]:
         faults = []
@@ -145,6 +171,7 @@ class GPTConfig:
             value = getattr(self, name)
             fits = (value is None and name == "n_inner") or (_is_int(value, 1) and value <= most)
             check(name, fits, f"an integer from 1 to {most}")
+        check("norm", self.norm in (PRE, POST), f"{PRE}, {POST}")
         check("activation_function", self.activation_function in ACTIVATIONS, ", ".join(ACTIVATIONS))
         for name in ("layer_norm_epsilon", "initializer_range"):
             check(name, _is_number(getattr(self, name)) and 0 < getattr(self, name) < 1, "a number between 0 and 1")
@@ -157,6 +184,12 @@ class GPTConfig:
             check(name, value is None or _is_int(value, 0), "null or an integer of 0 or more")
         if not faults and self.n_embd % self.n_head:
             faults.append(f"n_embd = {self.n_embd} with n_head = {self.n_head} (accepted: n_embd a multiple of n_head)")
+        if not faults and self.norm == POST:
+            here = f"with norm {POST!r}, as GPT-1 has it: "
+            check("n_inner", self.inner_dim == 4 * self.n_embd, f"{here}{4 * self.n_embd}, 4 n_embd")
+            check("activation_function", self.activation_function in _AFNS.values(), here + ", ".join(_AFNS.values()))
+            check("scale_attn_weights", self.scale_attn_weights, f"{here}true")
+            check("scale_attn_by_inverse_layer_idx", not self.scale_attn_by_inverse_layer_idx, f"{here}false")
         return faults
 
 

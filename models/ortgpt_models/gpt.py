@@ -1,4 +1,4 @@
-"""The GPT-2 network. Module names equal those of a Hugging Face checkpoint, so that weights load by name.
+"""The network of GPT-2 and GPT-1. Module names are those of a Hugging Face GPT-2 checkpoint, so weights load by name.
 
 Each layer passes query, key and value of the new tokens to an `Attend`, which computes the attention. `FullAttention`
 sees the tokens of one call; an exporter passes its own. Knows nothing of files, text or ONNX.
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ortgpt_models.activations import make_activation
-from ortgpt_models.config import GPTConfig
+from ortgpt_models.config import PRE, GPTConfig
 
 
 class Attend(Protocol):
@@ -112,10 +112,14 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then MLP, each after a LayerNorm and added to the residual stream (pre-norm)."""
+    """One layer: attention, then MLP, each added to the residual stream.
+
+    A LayerNorm comes before each of them (pre-norm), or after each addition (post-norm).
+    """
 
     def __init__(self, config: GPTConfig, layer_index: int) -> None:
         super().__init__()
+        self.is_pre_norm = config.norm == PRE
         self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.attn = Attention(config, layer_index)
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
@@ -123,18 +127,23 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, attend: Attend, positions: Tensor | None = None) -> Tensor:
         """Map (batch, seq, n_embd) to (batch, seq, n_embd), or to the `positions` alone, which still see all tokens."""
-        x = take_positions(x, positions) + self.attn(self.ln_1(x), attend, positions)
-        out: Tensor = x + self.mlp(self.ln_2(x))
+        out: Tensor
+        if self.is_pre_norm:
+            x = take_positions(x, positions) + self.attn(self.ln_1(x), attend, positions)
+            out = x + self.mlp(self.ln_2(x))
+        else:
+            x = self.ln_1(take_positions(x, positions) + self.attn(x, attend, positions))
+            out = self.ln_2(x + self.mlp(x))
         return out
 
 
 class GPT(nn.Module):
-    """GPT-2 with its language-model head (Radford et al. 2019).
+    """GPT-2 (Radford et al. 2019), or with post-norm GPT-1 (Radford et al. 2018), with the language-model head.
 
     The head is the token embedding, or the layer `lm_head` if the configuration does not tie the two.
 
-    Initial weights are those of GPT-2: N(0, initializer_range), residual projections divided by √(2 n_layer),
-    biases 0, LayerNorm (1, 0).
+    Initial weights are N(0, initializer_range), biases 0, LayerNorm (1, 0). With pre-norm, residual projections are
+    divided by √(2 n_layer), as in GPT-2; GPT-1 does not scale them.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -144,7 +153,8 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
         self.drop = nn.Dropout(config.embd_pdrop)
         self.h = nn.ModuleList(Block(config, index) for index in range(config.n_layer))
-        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        is_pre_norm = config.norm == PRE
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon) if is_pre_norm else nn.Identity()
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self._init_weights()
@@ -162,7 +172,7 @@ class GPT(nn.Module):
 
     def _init_weights(self) -> None:
         std = self.config.initializer_range
-        residual_std = std / (2 * self.config.n_layer) ** 0.5
+        residual_std = std / (2 * self.config.n_layer) ** 0.5 if self.config.norm == PRE else std
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)

@@ -1,4 +1,4 @@
-"""Load a `GPT` from a Hugging Face GPT-2 folder (config.json and weight files), and save it. Knows no tokenizer."""
+"""Load a `GPT` from a Hugging Face folder (config.json and weight files), and save it. Knows no tokenizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ortgpt_models.files import file_is_there, read_json_object
 from ortgpt_models.gpt import GPT
 from ortgpt_models.state_dict import assemble_with_head, parameter_names
 from ortgpt_models.tensor_files import INDEX_SUFFIX, open_shards, open_tensor_file, shard_files
-from ortgpt_models.tensor_names import HEAD, name_tensors
+from ortgpt_models.tensor_names import HEAD, key_of, name_tensors
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -30,9 +30,10 @@ WEIGHTS_SOURCES = (
     "pytorch_model.bin.index.json",
 )
 
-_PREFIX = "transformer."
 # The language model, alone, without its tied head, and with a second head, which another note names.
-_LANGUAGE_MODELS = ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel")
+_LANGUAGE_MODELS = tuple(
+    family + model for family in ("GPT2", "OpenAIGPT") for model in ("LMHeadModel", "Model", "DoubleHeadsModel")
+)
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".ckpt", ".gguf", ".index")
 # How weights of other programs become the expected files, by a pattern of their names.
 _CONVERSIONS = {
@@ -41,9 +42,9 @@ _CONVERSIONS = {
     "transformers.models.gpt2.convert_gpt2_original_tf_checkpoint_to_pytorch --gpt2_checkpoint_path FOLDER "
     "--gpt2_config_file CONFIG --pytorch_dump_folder_path OUT`, where CONFIG is a config.json of that size",
     "tf_model*.h5": "TensorFlow's: transformers 4 with TensorFlow converts them by "
-    "`GPT2LMHeadModel.from_pretrained(FOLDER, from_tf=True).save_pretrained(OUT)`",
+    "`AutoModelForCausalLM.from_pretrained(FOLDER, from_tf=True).save_pretrained(OUT)`",
     "flax_model*.msgpack": "Flax's: transformers 4 with Flax converts them by "
-    "`GPT2LMHeadModel.from_pretrained(FOLDER, from_flax=True).save_pretrained(OUT)`",
+    "`AutoModelForCausalLM.from_pretrained(FOLDER, from_flax=True).save_pretrained(OUT)`",
     "*.gguf": "llama.cpp's: `AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME).save_pretrained(OUT)` of "
     "transformers converts them",
 }
@@ -82,7 +83,7 @@ def load_gpt(folder: Path, *, on_note: Callable[[str], None] = lambda note: None
 def _load(folder: Path, on_note: Callable[[str], None], *, takes_classifiers: bool) -> GPT | GPTClassifier:
     if folder.is_dir() and not file_is_there(folder / CONFIG_FILE):
         _refuse_other_weights(folder)
-    values = read_json_object(folder / CONFIG_FILE, "a Hugging Face GPT-2 folder")
+    values = read_json_object(folder / CONFIG_FILE, "a Hugging Face folder of GPT-2 or GPT-1")
     config = GPTConfig.from_dict(values)
     classifier = ClassifierConfig.from_dict(values) if takes_classifiers else None
     config = config if classifier is None else body_config(config)
@@ -123,7 +124,7 @@ def save_gpt(gpt: GPT, folder: Path, *, dtype: torch.dtype = torch.float32) -> N
     config = gpt.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
     tensors = {
-        (name if name == HEAD else _PREFIX + name): tensor.detach().to(dtype).contiguous()
+        key_of(name, gpt.config.norm): tensor.detach().to(dtype).contiguous()
         for name, tensor in gpt.state_dict().items()
     }
     (folder / WEIGHTS_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))  # a full disk is an OSError this way
@@ -135,7 +136,7 @@ def _find_source(folder: Path) -> Path:
         if file_is_there(folder / name):
             return folder / name
     if not folder.is_dir():
-        raise ModelError(f"{folder} is not a folder; expected a Hugging Face GPT-2 folder")
+        raise ModelError(f"{folder} is not a folder; expected a Hugging Face folder of GPT-2 or GPT-1")
     others = sorted(path.name for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES)
     raise ModelError(
         f"no {', '.join(WEIGHTS_SOURCES[:-1])} or {WEIGHTS_SOURCES[-1]} in {folder} "

@@ -13,13 +13,21 @@ from ortgpt_models.config import GPTConfig
 from ortgpt_models.errors import ModelError
 from ortgpt_models.gpt import GPT
 from ortgpt_models.tensor_files import StoredTensor, faults_of, is_finite
-from ortgpt_models.tensor_names import EMBEDDING, HEAD, OLD_HEAD, NamedTensors, left_out
+from ortgpt_models.tensor_names import (
+    EMBEDDING,
+    HEAD,
+    OLD_HEAD,
+    NamedTensors,
+    checkpoint_name,
+    left_out,
+    network_name,
+)
 
 _LAYER = re.compile(r"h\.(\d+)\.")
 
 
 def parameter_names(config: GPTConfig) -> list[str]:
-    """Return the names of a network's tensors, without that of an untied head."""
+    """Return what checkpoints call a network's tensors, without that of an untied head."""
     return list(_shapes(replace(config, tie_word_embeddings=True)))
 
 
@@ -38,11 +46,11 @@ def assemble_with_head(
     config: GPTConfig, named: NamedTensors, head_shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[GPT, dict[str, Tensor]]:
     """Do as assemble_gpt(), and also return the tensors of another head, of these shapes, by their names."""
-    tensors = named.tensors
-    if config.tie_word_embeddings and EMBEDDING not in tensors and HEAD in tensors:
-        tensors[EMBEDDING] = tensors.pop(HEAD)
+    tensors, embedding = named.tensors, checkpoint_name(EMBEDDING, config.norm)
+    if config.tie_word_embeddings and embedding not in tensors and HEAD in tensors:
+        tensors[embedding] = tensors.pop(HEAD)
         named.notes.append(
-            f"the token embedding is not stored; {tensors[EMBEDDING].key}, which is tied to it, was read"
+            f"the token embedding is not stored; {tensors[embedding].key}, which is tied to it, was read"
         )
     old_head = tensors.pop(OLD_HEAD, None)
     shapes = _shapes(replace(config, tie_word_embeddings=config.tie_word_embeddings and HEAD not in tensors))
@@ -52,19 +60,20 @@ def assemble_with_head(
         raise ModelError(f"the tensors do not fit the configuration: {'; '.join(faults)}")
     state = _read(shapes, tensors)
     head = {name: state.pop(name) for name in head_shapes}
-    if HEAD in state and torch.equal(state[HEAD], state[EMBEDDING]):
+    if HEAD in state and torch.equal(state[HEAD], state[embedding]):
         del state[HEAD]
-    if old_head is not None and not _equals(old_head, state[EMBEDDING]):
+    if old_head is not None and not _equals(old_head, state[embedding]):
         named.notes.append(left_out([old_head.key]))
     with torch.device("meta"):
         gpt = GPT(replace(config, tie_word_embeddings=HEAD not in state))
-    gpt.load_state_dict(state, assign=True)
+    gpt.load_state_dict({network_name(name): tensor for name, tensor in state.items()}, assign=True)
     return gpt.eval(), head
 
 
 def _shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
-        return {name: tuple(tensor.shape) for name, tensor in GPT(config).state_dict().items()}
+        state = GPT(config).state_dict()
+    return {checkpoint_name(name, config.norm): tuple(tensor.shape) for name, tensor in state.items()}
 
 
 def _misfits(

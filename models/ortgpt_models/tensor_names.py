@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ortgpt_models.config import POST, PRE
 from ortgpt_models.errors import ModelError
 from ortgpt_models.tensor_files import StoredTensor
 
@@ -16,7 +17,8 @@ EMBEDDING, HEAD = "wte.weight", "lm_head.weight"
 OLD_HEAD = "lm_head.decoder.weight"  # in the first DialoGPT files, where it is always the embedding
 
 _BASE = "transformer."  # what `transformers` puts before every tensor but the head's, and OpenAI does not
-_ROOTS = ("wte", "wpe", "h", "ln_f")
+_IN_GPT1 = {"wte": "tokens_embed", "wpe": "positions_embed"}  # what GPT-1 calls the embeddings of `GPT`
+_ROOTS = ("wte", "wpe", "h", "ln_f", *_IN_GPT1.values())
 # Causal masks that old `transformers` and nanoGPT stored as buffers of each layer; the mask is not a weight.
 MASK_BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 _MAX_LISTED = 6
@@ -27,11 +29,28 @@ class NamedTensors:
     """The tensors of one network."""
 
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
-    """By their names in `GPT`; names that it does not have, too, if they lie inside the network."""
+    """By their names in checkpoints; names that the network does not have, too, if they lie inside it."""
     faults: list[str] = field(default_factory=list)
     """Names that two keys share."""
     notes: list[str] = field(default_factory=list)
     """What was left out: a prefix, tensors beside the network."""
+
+
+def checkpoint_name(name: str, norm: str) -> str:
+    """Return what a checkpoint calls a tensor of a `GPT` with this place of the LayerNorm, without `transformer.`."""
+    root, dot, rest = name.partition(".")
+    return (_IN_GPT1.get(root, root) if norm == POST else root) + dot + rest
+
+
+def key_of(name: str, norm: str) -> str:
+    """Return the key under which `transformers` stores a tensor of a `GPT` with this place of the LayerNorm."""
+    return name if name == HEAD else _BASE + checkpoint_name(name, norm)
+
+
+def network_name(name: str) -> str:
+    """Return the name in `GPT` of a tensor that checkpoints call `name`."""
+    root, dot, rest = name.partition(".")
+    return next((ours for ours, theirs in _IN_GPT1.items() if theirs == root), root) + dot + rest
 
 
 def name_tensors(
@@ -43,10 +62,11 @@ def name_tensors(
 ) -> NamedTensors:
     """Return the tensors of the network that has all the names in `required`, except perhaps the token embedding.
 
+    Names are those of checkpoints (see checkpoint_name).
     A prefix that wrappers left before the whole network (`module.`, `_orig_mod.`, `model.`) is removed. Tensors outside
     the network, such as the head of a classifier, are left out, as `transformers` leaves them out. Causal masks are
     left out without a note, and so is the prefix `usual_wrapper`. `heads` are the names of tensors that are taken from
-    beside the network, instead of the language model's head. Raises ModelError if the file holds no GPT-2 network
+    beside the network, instead of the language model's head. Raises ModelError if the file holds no such network
     or several, or pieces of one under different prefixes.
     """
     wrapper = _find_wrapper(stored, required)
@@ -106,12 +126,14 @@ def _find_wrapper(keys: Collection[str], required: Collection[str]) -> str:
         place = _place_of(key, required)
         if place is not None:
             names_under.setdefault(place[0], set()).add(place[1])
+    embeddings = {checkpoint_name(EMBEDDING, norm) for norm in (PRE, POST)}
     if not names_under:
+        examples = [*embeddings.intersection(required), "h.0.attn.c_attn.weight"]
         raise ModelError(
-            f"none of the {len(keys)} tensors is one of a GPT-2 network, which has {EMBEDDING} and "
-            f"h.0.attn.c_attn.weight; found: {listed(keys) or 'none'}"
+            f"none of the {len(keys)} tensors is one of this network, which has {' and '.join(examples)}; "
+            f"found: {listed(keys) or 'none'}"
         )
-    wanted = set(required) - {EMBEDDING}  # which the head can stand for
+    wanted = set(required) - embeddings  # which the head can stand for
     whole = [wrapper for wrapper, names in names_under.items() if wanted <= names]
     if "" in whole:  # where `transformers` looks
         return ""

@@ -215,7 +215,7 @@ def test_a_prefix_that_is_not_one_is_said_to_be_the_matter(folder: Path) -> None
     half = {("module." if index % 2 else "") + key: whole[key] for index, key in enumerate(keys)}
     assert "have different prefixes (14 with none, 14 with module.); give all of them" in lines(half)
     other = {"model.embed_tokens.weight": torch.ones(3), "model.norm.weight": torch.ones(3)}
-    assert "none of the 2 tensors is one of a GPT-2 network" in lines(other)
+    assert "none of the 2 tensors is one of this network, which has wte.weight and h.0" in lines(other)
     assert "found: model.embed_tokens.weight, model.norm.weight" in lines(other)
 
 

@@ -70,7 +70,7 @@ def read_generation_defaults(
     ModelError or BundleError for a damaged file.
     """
     config_path, own_path = path / File.CONFIG, path / File.GENERATION_CONFIG
-    config = read_config(config_path, "a Hugging Face GPT-2 folder") if file_is_there(config_path) else {}
+    config = read_config(config_path, "a Hugging Face folder of GPT-2 or GPT-1") if file_is_there(config_path) else {}
     stated = {key: config[key] for key in config if key in GENERATION_KEYS and changes_text(key, config[key])}
     given = _given_ids(bos_token_id, eos_token_ids, vocab_size)
     ids = {**special, **{key: config[key] for key in (_BOS, _EOS) if key in config}, **given}

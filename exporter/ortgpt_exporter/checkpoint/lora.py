@@ -18,16 +18,17 @@ from torch import Tensor
 
 from ortgpt.errors import listed, shown
 from ortgpt_exporter.errors import ExportError
+from ortgpt_models.config import PRE
 from ortgpt_models.files import file_is_there, read_json_object
 from ortgpt_models.gpt import GPT
 from ortgpt_models.quiet import quiet_warnings
 from ortgpt_models.tensor_files import FLOATS, StoredTensor, is_finite, open_tensor_file
-from ortgpt_models.tensor_names import MASK_BUFFERS
+from ortgpt_models.tensor_names import EMBEDDING, HEAD, MASK_BUFFERS, key_of, network_name
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
-# The adapter types that `peft` merges into GPT-2. Others have no merged weights, work on other layers than Conv1D,
-# Embedding and LayerNorm, or load models that their settings name.
+# The adapter types that `peft` merges into these networks. Others have no merged weights, work on other layers than
+# Conv1D, Embedding and LayerNorm, or load models that their settings name.
 ADAPTER_TYPES = (
     "LORA", "ADALORA", "IA3", "LN_TUNING", "TRAINABLE_TOKENS", "VERA", "PVERA", "FOURIERFT", "WAVEFT", "VBLORA",
     "UNILORA", "TINYLORA", "RANDLORA", "HIRA", "GRALORA", "DEFT",
@@ -38,11 +39,9 @@ _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal", "pissa")
 
 _EXPECTED = "the folder of a PEFT adapter"
 _ROOT = "transformer."
-_HEAD = "lm_head.weight"
-_EMBEDDING = "transformer.wte.weight"
 _HEAD_FACTORS = "base_model.model.lm_head.lora_"
 # Keys of an adapter that was trained on the network without its head.
-_HEADLESS = re.compile(r"base_model\.model\.(h|wte|wpe|ln_f)\.")
+_HEADLESS = re.compile(r"base_model\.model\.(h|wte|wpe|ln_f|tokens_embed|positions_embed)\.")
 _MASKS = re.compile(rf"base_model\.model\.({re.escape(_ROOT)})?{MASK_BUFFERS.pattern}")
 _TOLERANCE = 1e-4
 
@@ -71,7 +70,7 @@ def merge_adapter(gpt: GPT, folder: Path) -> None:
         state = _merged_state(gpt, config, stored)
     except ExportError as error:
         raise ExportError(f"{path}: {error}") from None
-    if _HEAD in state and gpt.config.tie_word_embeddings:
+    if HEAD in state and gpt.config.tie_word_embeddings:
         gpt.untie_head()
     gpt.load_state_dict(state, assign=True)
 
@@ -124,11 +123,12 @@ def _merged_state(gpt: GPT, config: Any, stored: Mapping[str, StoredTensor]) -> 
         after = network(ids, use_cache=False).logits
     state = network.state_dict()
     is_tied = gpt.config.tie_word_embeddings
-    if is_tied and torch.allclose(state[_HEAD], state[_EMBEDDING], rtol=1e-5, atol=1e-6):  # each has its own rounding
-        del state[_HEAD]
+    embedding = key_of(EMBEDDING, gpt.config.norm)
+    if is_tied and torch.allclose(state[HEAD], state[embedding], rtol=1e-5, atol=1e-6):  # each has its own rounding
+        del state[HEAD]
     if not (after - before).abs().max() <= _TOLERANCE * max(1.0, float(before.abs().max())):
         raise ExportError("the logits of the merged network differ from those of the adapter; peft cannot merge it")
-    return {name.removeprefix(_ROOT): tensor.contiguous() for name, tensor in state.items()}
+    return {network_name(name.removeprefix(_ROOT)): tensor.contiguous() for name, tensor in state.items()}
 
 
 def _as_transformers(gpt: GPT) -> Any:
@@ -136,13 +136,14 @@ def _as_transformers(gpt: GPT) -> Any:
 
     The head is a parameter of its own there, so that a change of the token embedding alone shows.
     """
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    with torch.device("meta"):
-        network = GPT2LMHeadModel(GPT2Config(**gpt.config.to_dict()))
+    # GPT-1 has buffers that no checkpoint holds, so the network is made with values.
+    with torch.device("meta" if gpt.config.norm == PRE else "cpu"):
+        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**gpt.config.to_dict()))
     network.lm_head.weight = torch.nn.Parameter(network.lm_head.weight.detach())
-    state = {f"{_ROOT}{name}": tensor for name, tensor in gpt.state_dict().items() if name != _HEAD}
-    network.load_state_dict(state | {_HEAD: gpt.head.weight.detach()}, assign=True)
+    state = {key_of(name, gpt.config.norm): tensor for name, tensor in gpt.state_dict().items()}
+    network.load_state_dict(state | {HEAD: gpt.head.weight.detach()}, assign=True)
     return network.eval()
 
 

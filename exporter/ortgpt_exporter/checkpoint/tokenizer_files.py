@@ -154,7 +154,7 @@ def _declared(path: Path, config: Mapping[str, Any]) -> list[dict[str, Any]]:
         return []
     class_name = config.get("tokenizer_class")
     if not class_name and file_is_there(path / File.CONFIG):
-        class_name = read_config(path / File.CONFIG, "a Hugging Face GPT-2 folder").get("tokenizer_class")
+        class_name = read_config(path / File.CONFIG, "a Hugging Face folder of GPT-2 or GPT-1").get("tokenizer_class")
     try:
         return declared_tokens(config, _optional_object(path / SPECIAL_TOKENS_MAP), str(class_name or ""))
     except ExportError as error:

@@ -26,7 +26,7 @@ from ortgpt.contract import DType, Flavour
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.graph.torch_modules import MICROSOFT
 from ortgpt_models import GPTConfig
-from ortgpt_models.config import TANH_GELUS
+from ortgpt_models.config import PRE, TANH_GELUS
 
 _MAX_CONSTANT = 8  # numbers; shapes and axes have at most so many, and weights have more
 
@@ -68,7 +68,8 @@ def _fuse(model: ir.Model, config: GPTConfig, dtype: str) -> None:
     if dtype == DType.FLOAT16:  # on a CPU the fused operator is slower than the two
         counts["residual"] = fuse_skip_layer_normalization(model)
         model.graph.sort()  # a fused node takes its last part's place, after the nodes that read its sum
-        expected["residual"] = 2 * config.n_layer + 1
+        # Two a layer; with pre-norm, the sum of the embeddings has a LayerNorm after it, too.
+        expected["residual"] = 2 * config.n_layer + (config.norm == PRE)
     if counts != expected:
         raise ExportError(f"graph fusions matched {counts}; this network has {expected}")
 

@@ -89,7 +89,7 @@ def _export(
     model = program.model
     for value in list(model.graph.initializers.values()):
         assert value.name is not None
-        value.name = value.name.removeprefix("gpt.")  # the checkpoint's own names
+        value.name = value.name.removeprefix("gpt.")  # those of GPT-2 checkpoints
     _name_axes(model, inputs | outputs)
     check_operators(model, flavour, n_layer)
     return model

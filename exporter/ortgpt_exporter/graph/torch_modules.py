@@ -136,8 +136,9 @@ class PortableGraph(FlavouredGraph):
         slots = torch.arange(total)
         causal = slots[None, :] <= slots[total - seq :, None]  # (seq, total)
         visible = causal & (attention_mask[:, None, :] != 0)  # (batch, seq, total)
-        # The lowest number, not -inf: every position is hidden from a query that is padding, and -inf gives NaN there.
-        hidden = torch.full((), torch.finfo(self.dtype).min, dtype=self.dtype)
+        # Not -inf: every position is hidden from a query that is padding, and -inf gives NaN there. Half of the lowest
+        # number, so that the sum with a negative score is not -inf in float16, either.
+        hidden = torch.full((), torch.finfo(self.dtype).min / 2, dtype=self.dtype)
         bias = torch.where(visible, torch.zeros((), dtype=self.dtype), hidden)[:, None]
         attend = _GrowingAttention(self.gpt.config.n_head, past_key_values, bias)
         return self.head(self.gpt.hidden(input_ids, position_ids, attend=attend)), attend.presents

@@ -95,13 +95,16 @@ def unweighted_products(model: ir.Model) -> dict[str, str]:
     return {str(node.name): "multiplies two activations" for node in nodes}
 
 
-def smooth_graph(model: ir.Model, dtype: str, *, n_layer: int) -> None:
+def smooth_graph(model: ir.Model, dtype: str, *, n_layer: int, norm: str) -> None:
     """Move magnitude between activations and weights, in place, so that both survive rounding (see `smooth`)."""
     initializers = model.graph.initializers
-    weights = {name: _array(value) for name, value in initializers.items() if name.startswith("h.")}
-    smooth(weights, n_layer=n_layer, min_factor=_MIN_FACTORS[dtype])
+    names = (EMBEDDING, POSITIONS)
+    before = {name: _array(value) for name, value in initializers.items() if name.startswith("h.") or name in names}
+    weights = dict(before)
+    smooth(weights, n_layer=n_layer, norm=norm, min_factor=_MIN_FACTORS[dtype])
     for name, array in weights.items():
-        initializers[name].const_value = ir.tensor(array, name=name)
+        if array is not before[name]:
+            initializers[name].const_value = ir.tensor(array, name=name)
 
 
 def needs_hessian(model: ir.Model, recipe: Recipe, rounded: RoundedMatrices) -> set[str]:

@@ -89,7 +89,8 @@ def write_quantized(
         report = quantize_dynamic(source, folder, recipe.method, external_data=external_data)
     else:
         model = read_graph(source.path)
-        smooth_graph(model, recipe.dtype, n_layer=source.config.n_layer)
+        norm = source.manifest.architecture.norm
+        smooth_graph(model, recipe.dtype, n_layer=source.config.n_layer, norm=norm)
         wanted = needs_hessian(model, recipe, rounded or {})
         with _hessians(model, recipe, calibration, folder, wanted) as hessian_of:
             report = quantize_graph(model, recipe, hessian_of, rounded=rounded)
