@@ -93,8 +93,9 @@ class PortableClassifier(ClassifierGraph):
         dtype = gpt.wte.weight.dtype
         causal = slots[None, :] <= slots[:, None]  # (seq, seq)
         visible = causal & (attention_mask[:, None, :] != 0)  # (batch, seq, seq)
-        # The lowest number, not -inf: every position is hidden from a query that is padding, and -inf gives NaN there.
-        hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype)
+        # Not -inf: every position is hidden from a query that is padding, and -inf gives NaN there. Half of the lowest
+        # number, so that the sum with a negative score is not -inf in float16, either.
+        hidden = torch.full((), torch.finfo(dtype).min / 2, dtype=dtype)
         bias = torch.where(visible, torch.zeros((), dtype=dtype), hidden)[:, None]
         position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
         attend = _MaskedAttention(gpt.config.n_head, bias)

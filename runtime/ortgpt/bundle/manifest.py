@@ -63,7 +63,7 @@ class GraphSpec:
     """One ONNX graph of a bundle."""
 
     role: str
-    """What it computes: "decoder", "prefill" or "selector". A reader ignores graphs of other roles."""
+    """What it computes: "decoder", "prefill", "selector" or "classifier". A reader ignores graphs of other roles."""
     file: str
     """The name of its file."""
     flavour: str
@@ -226,7 +226,7 @@ class Manifest:
     tokenizer: TokenizerSpec
     """Which tokenizer the files describe."""
     graphs: tuple[GraphSpec, ...] = checked(least_items=1)
-    """The graphs, the decoder first."""
+    """The graphs, the decoder or classifier first."""
     precision: Precision
     """The precision of the weights, and what it promises."""
     source: Source
