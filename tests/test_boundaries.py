@@ -28,7 +28,7 @@ HEAVY = ("torch", "onnx", "onnx_ir", "onnxscript", "transformers", "optimum", "s
 _BASE = ("contract", "errors", "results", "forks", "native_call")
 _EXPORTED = tuple(f"ortgpt.{room}" for room in (
     "contract", "errors", "bundle", "options", "text", "ort", "sampling", "engine", "decode", "model", "generator",
-    "tools",
+    "classifier", "tools",
 ))  # fmt: skip
 ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt.contract": (),
@@ -49,13 +49,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt.request": (*_BASE, "options", "sampling", "engine", "decode", "model", "continuation"),
     "ortgpt.conversation": (*_BASE, "options", "text", "model", "continuation", "request"),
     "ortgpt.aio": _BASE,
+    "ortgpt.classifier": (*_BASE, "bundle", "options", "text", "ort", "engine", "decode", "model"),
     "ortgpt.generator": (
         *_BASE, "bundle", "options", "text", "ort", "engine", "decode", "model", "request", "conversation", "aio",
     ),
-    "ortgpt": ("engine", "errors", "results", "options", "conversation", "generator"),
+    "ortgpt": ("engine", "errors", "results", "options", "conversation", "generator", "classifier"),
     "ortgpt.tools": (*_BASE, "bundle", "options", "ort", "engine", "generator", "ortgpt"),
     "ortgpt.cli": (
-        *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "tools", "ortgpt",
+        *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "classifier", "tools",
+        "ortgpt",
     ),
     "ortgpt.__main__": ("cli",),
     "ortgpt.__pyinstaller": (),

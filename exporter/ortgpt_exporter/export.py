@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx
 
 from ortgpt.bundle.folder import Bundle, describe_files, open_bundle
+from ortgpt.bundle.label_config import LabelConfig
 from ortgpt.bundle.manifest import (
     Architecture,
     CacheSpec,
@@ -24,7 +25,6 @@ from ortgpt.bundle.manifest import (
     Promise,
     TokenizerSpec,
 )
-from ortgpt.bundle.label_config import LabelConfig
 from ortgpt.bundle.model_config import ModelConfig
 from ortgpt.contract import (
     CACHE_KINDS,

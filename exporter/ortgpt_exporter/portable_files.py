@@ -20,7 +20,8 @@ from ortgpt_models import GPTConfig
 def portable_files(config: GPTConfig, tokenizer: TokenizerFiles, *, generates: bool = True) -> dict[str, str]:
     """Return the text of each further file of a portable bundle by the file's name.
 
-    Those of a model that generates text are onnxruntime-genai's, too. The tokenizer.json is the checkpoint's own if that has every token.
+    The tokenizer.json is the checkpoint's own if that has every token. A model that generates text also gets
+    onnxruntime-genai's configuration.
     """
     own = tokenizer.tokenizer_json
     if own is None or Tokenizer.from_str(own).get_vocab(with_added_tokens=True) != tokenizer.vocab:

@@ -176,9 +176,7 @@ class Classifier:
     def _n_positions(self) -> int:
         return self.bundle.config.n_positions
 
-    def _computed(
-        self, rows: Sequence[Sequence[int]], batch_tokens: int | None
-    ) -> Iterator[tuple[list[int], Logits]]:
+    def _computed(self, rows: Sequence[Sequence[int]], batch_tokens: int | None) -> Iterator[tuple[list[int], Logits]]:
         """Yield the places of rows that were computed together, and their logits."""
         limit = integer(1).read("batch_tokens", batch_tokens) or _BATCH_TOKENS
         for batch in _batches([self._width(len(ids)) for ids in rows], limit):

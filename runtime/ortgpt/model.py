@@ -199,9 +199,7 @@ def _check_task(bundle: Bundle, tasks: Collection[str]) -> None:
     if task in tasks:
         return
     if task == Task.TEXT_GENERATION:
-        raise BundleError(
-            f"{bundle.path} is a language model; open it with ortgpt.load(), or use `ortgpt generate`"
-        )
+        raise BundleError(f"{bundle.path} is a language model; open it with ortgpt.load(), or use `ortgpt generate`")
     raise BundleError(
         f"{bundle.path} is a classifier ({task}); open it with ortgpt.load_classifier(), or use `ortgpt classify`"
     )

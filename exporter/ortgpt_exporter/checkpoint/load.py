@@ -20,9 +20,9 @@ from ortgpt_exporter.checkpoint.generation_defaults import GenerationDefaults, r
 from ortgpt_exporter.checkpoint.lora import adapter_file, merge_adapter
 from ortgpt_exporter.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
 from ortgpt_exporter.errors import ExportError
+from ortgpt_models.classifier import GPTClassifier
 from ortgpt_models.errors import ModelError
 from ortgpt_models.files import file_is_there
-from ortgpt_models.classifier import GPTClassifier
 from ortgpt_models.gpt import GPT
 from ortgpt_models.hf_checkpoint import CONFIG_FILE, load_network, weight_files
 from ortgpt_models.nanogpt import load_nanogpt
@@ -180,11 +180,11 @@ def _classifier_checkpoint(
 ) -> Checkpoint:
     gpt, weights = classifier.gpt, weight_files(place.path)
     # Many classifiers of a small vocabulary state GPT-2's own ids; no text of a classifier begins or ends with one.
-    limit, special = files.tokenizer.vocab_size, {}
-    for name in ("bos_token_id", "eos_token_id"):
-        token_id = getattr(gpt.config, name)
-        special[name] = token_id if token_id is not None and token_id < limit else None
-    gpt.config = replace(gpt.config, **special)
+    bos, eos = (
+        each if each is not None and each < files.tokenizer.vocab_size else None
+        for each in (gpt.config.bos_token_id, gpt.config.eos_token_id)
+    )
+    gpt.config = replace(gpt.config, bos_token_id=bos, eos_token_id=eos)
     notes = [*place.notes, *tokens.notes, *_weight_notes(place, weights, gpt), *notes, *files.notes]
     return Checkpoint(
         gpt=gpt,

@@ -146,7 +146,9 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
     if File.MANIFEST not in names:
         raise BundleNotFoundError(_not_found(folder, f"holds no {File.MANIFEST}"))
     # Which further files a bundle needs, the manifest decides.
-    places, faults = find_files(folder, [*_REQUIRED, *([File.GENERATION_CONFIG] if File.GENERATION_CONFIG in names else [])])
+    places, faults = find_files(
+        folder, [*_REQUIRED, *([File.GENERATION_CONFIG] if File.GENERATION_CONFIG in names else [])]
+    )
     manifest = places.get(File.MANIFEST)
     if faults and (manifest is None or manifest.is_outside):  # it is read from elsewhere only if the others lie there
         raise not_intact(folder, list(faults.values()))
