@@ -71,12 +71,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt_exporter.graph": (*_EXPORTED, "errors", "ortgpt_models"),
     "ortgpt_exporter.evaluation": (*_EXPORTED, "errors", "ortgpt_models"),
     "ortgpt_exporter.quantization": (*_EXPORTED, "errors", "texts", "graph"),
+    "ortgpt_exporter.judges": (
+        *_EXPORTED, "errors", "texts", "graph", "evaluation", "quantization", "ortgpt_models", "ortgpt",
+    ),
     "ortgpt_exporter.quantize": (
-        *_EXPORTED, "errors", "progress", "target_folder", "texts", "graph", "evaluation", "quantization",
-        "ortgpt_models", "ortgpt",
+        *_EXPORTED, "errors", "progress", "target_folder", "judges", "quantization", "ortgpt_models", "ortgpt",
     ),
     "ortgpt_exporter.sweep": (
-        *_EXPORTED, "errors", "progress", "texts", "evaluation", "quantization", "quantize", "ortgpt", "ortgpt_models",
+        *_EXPORTED, "errors", "progress", "texts", "evaluation", "judges", "quantization", "quantize", "ortgpt",
+        "ortgpt_models",
     ),
     "ortgpt_exporter.export": (
         *_EXPORTED, "errors", "progress", "target_folder", "portable_files", "checkpoint", "graph", "evaluation",

@@ -120,6 +120,15 @@ def _hessians(
 
 def open_quantized(source: Bundle, folder: Path) -> Engine:
     """Open on the CPU what write_quantized() wrote."""
+    return open_engine(_unsealed(source, folder))
+
+
+def open_quantized_classifier(source: Bundle, folder: Path, tokenizer: Tokenizer) -> Classifier:
+    """Open on the CPU the classifier that write_quantized() wrote."""
+    return open_classifier(_unsealed(source, folder), tokenizer)
+
+
+def _unsealed(source: Bundle, folder: Path) -> Bundle:
     # The manifest is not written yet. Opening a graph reads only the names of the files.
     files = {path.name: FileEntry(size=path.stat().st_size, sha256="") for path in folder.iterdir()}
     manifest = replace(source.manifest, graphs=graphs_in(source, folder), files=files)
