@@ -26,7 +26,8 @@ def inject(gpt: GPT, kind: str, *, factor: float = FACTOR, count: int = COUNT) -
         weights = dict(block.named_parameters())
         for parameter in weights.values():
             parameter.data = parameter.data.clone()  # it may be a view of the file
-        if kind == "norm":
+        if kind == "norm":  # the function stays the same with pre-norm only
+            assert gpt.config.norm == "pre"
             for norm, linear in (("ln_1", "attn.c_attn"), ("ln_2", "mlp.c_fc")):
                 chosen = torch.randperm(width, generator=random)[:count]
                 weights[f"{norm}.weight"][chosen] *= factor

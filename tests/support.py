@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from tokenizers import ByteLevelBPETokenizer
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from ortgpt.bundle.files import read_text
 from ortgpt.text.bpe_files import parse_merges
@@ -61,16 +61,19 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
     return parse_merges(read_text(path), source=str(path))
 
 
-def random_model(seed: int = 0, **config: Any) -> Any:
-    """Make a random `transformers` GPT-2 in which no weight, bias or gain is trivial."""
+def random_model(seed: int = 0, *, family: str = "gpt2", **config: Any) -> Any:
+    """Make a random network of `transformers` in which no weight, bias or gain is trivial.
+
+    `family` is its model_type: "gpt2" or "openai-gpt".
+    """
     torch.manual_seed(seed)
-    model = GPT2LMHeadModel(GPT2Config(**config)).eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             mean = 1.0 if ".ln_" in name and name.endswith("weight") else 0.0
-            if parameter.dim() == 1 or ".wte" in name:
+            if parameter.dim() == 1 or ".wte" in name or ".tokens_embed" in name:
                 std = 0.1
-            elif ".wpe" in name:
+            elif ".wpe" in name or ".positions_embed" in name:
                 std = 0.3
             else:  # attention strong enough that a text does not settle on one token
                 std = (2.0 if ".attn." in name else 0.1) * parameter.shape[0] ** -0.5
@@ -78,14 +81,16 @@ def random_model(seed: int = 0, **config: Any) -> Any:
     return model
 
 
-def write_checkpoint(folder: Path, *, seed: int = 0, **config: Any) -> Path:
-    """Write a small random checkpoint with the small tokenizer; fields of `config` override a 2-layer network."""
-    shape = {
-        "vocab_size": SMALL_VOCAB, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 4,
-        "bos_token_id": 0, "eos_token_id": 0,
-    }  # fmt: skip
+def write_checkpoint(folder: Path, *, seed: int = 0, family: str = "gpt2", **config: Any) -> Path:
+    """Write a small random checkpoint with the small tokenizer; fields of `config` override a 2-layer network.
+
+    A GPT-2 has special ids, and a GPT-1 (`family` is "openai-gpt") has none.
+    """
+    shape: dict[str, Any] = {"vocab_size": SMALL_VOCAB, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 4}
+    if family == "gpt2":
+        shape |= {"bos_token_id": 0, "eos_token_id": 0}
     folder.mkdir(parents=True, exist_ok=True)
-    random_model(seed, **(shape | config)).save_pretrained(folder)
+    random_model(seed, family=family, **(shape | config)).save_pretrained(folder)
     write_small_tokenizer(folder)
     return folder
 
@@ -124,7 +129,7 @@ def reseal(
     (bundle / "ortgpt.json").write_text(json.dumps(manifest))
 
 
-def greedy_ids(model: GPT2LMHeadModel, prompt_ids: list[int], max_new_tokens: int, **options: Any) -> list[int]:
+def greedy_ids(model: Any, prompt_ids: list[int], max_new_tokens: int, **options: Any) -> list[int]:
     """Return what `transformers` generate appends to one prompt."""
     settings = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None} | options
     inputs = torch.tensor([prompt_ids])

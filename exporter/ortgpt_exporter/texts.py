@@ -71,14 +71,16 @@ def spread_rows(text: TextRows, width: int, *, max_tokens: int) -> TextRows:
 def rows_to_measure(model: LoadedModel, path: str | Path | None) -> TextRows:
     """Return the rows of a text to predict, each after the start id; without a text, rows drawn from the model itself.
 
+    The size is that of the tokens to predict, which for a model without a start id leaves out the first of the text.
     Raises ExportError for a context of 1 token, or a text that is not UTF-8 or has fewer than 128 tokens; OSError.
     """
-    n_positions = model.engine.config.n_positions
+    n_positions, start_id = model.engine.config.n_positions, model.engine.config.start_id
     if n_positions < 2:
         raise ExportError("a model with a context of 1 token predicts no text, so nothing can be measured")
     if path is not None:
         text = read_text(model.tokenizer, path, min_tokens=_MIN_MEASURED)
-        return TextRows(text.name, split_rows(text.rows[0], model.start_id, n_positions), text.size_bytes)
-    rows = sample_rows(model.engine, model.start_id)
+        first = 0 if start_id is not None else model.tokenizer.size_bytes(text.rows[0][:1])
+        return TextRows(text.name, split_rows(text.rows[0], start_id, n_positions), text.size_bytes - first)
+    rows = sample_rows(model.engine, start_id)
     size_bytes = sum(len(model.tokenizer.token_bytes(token_id)) for row in rows for token_id in row[1:])
     return TextRows("drawn from the float32 model", rows, size_bytes)

@@ -185,11 +185,11 @@ class GPTConfig:
         if not faults and self.n_embd % self.n_head:
             faults.append(f"n_embd = {self.n_embd} with n_head = {self.n_head} (accepted: n_embd a multiple of n_head)")
         if not faults and self.norm == POST:
-            here = f"with norm {POST!r}, as GPT-1 has it: "
-            check("n_inner", self.inner_dim == 4 * self.n_embd, f"{here}{4 * self.n_embd}, 4 n_embd")
-            check("activation_function", self.activation_function in _AFNS.values(), here + ", ".join(_AFNS.values()))
-            check("scale_attn_weights", self.scale_attn_weights, f"{here}true")
-            check("scale_attn_by_inverse_layer_idx", not self.scale_attn_by_inverse_layer_idx, f"{here}false")
+            here = f" with norm {POST!r}, as in GPT-1"
+            check("n_inner", self.inner_dim == 4 * self.n_embd, f"{4 * self.n_embd}, which is 4 n_embd,{here}")
+            check("activation_function", self.activation_function in _AFNS.values(), ", ".join(_AFNS.values()) + here)
+            check("scale_attn_weights", self.scale_attn_weights, f"true{here}")
+            check("scale_attn_by_inverse_layer_idx", not self.scale_attn_by_inverse_layer_idx, f"false{here}")
         return faults
 
 

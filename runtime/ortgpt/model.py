@@ -97,15 +97,10 @@ class LoadedModel:
 
     @property
     def start_id(self) -> int:
-        """The id that precedes all text: beginning-of-text, or end-of-text, which GPT-2 uses as both.
-
-        Raises PromptError for a model that has neither.
-        """
-        config = self.bundle.config
-        if config.bos_token_id is not None:
-            return config.bos_token_id
-        if config.eos_token_ids:
-            return config.eos_token_ids[0]
+        """The id that precedes all text (see ModelConfig). Raises PromptError for a model that has none."""
+        start_id = self.bundle.config.start_id
+        if start_id is not None:
+            return start_id
         raise PromptError(
             "the model has no token to start a text from, which an empty prompt and a score need (bos_token_id or "
             f"eos_token_id in its {File.CONFIG}); give a prompt of at least one token, or export the model again with "

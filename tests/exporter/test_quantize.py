@@ -25,12 +25,13 @@ from ortgpt_exporter.checkpoint.load import find_folder
 from ortgpt_exporter.evaluation.batch_effects import measure_batch_effects
 from ortgpt_exporter.evaluation.divergence import compare
 from ortgpt_exporter.evaluation.sample import sample_rows, split_rows
+from ortgpt_exporter.judges import calibration_for
 from ortgpt_exporter.quantization.blocks import quantize_blocks
 from ortgpt_exporter.quantization.gptq import quantize_gptq
 from ortgpt_exporter.quantization.request import Quantization
 from ortgpt_exporter.quantization.rewrite_graph import RoundedMatrices
 from ortgpt_exporter.quantization.write import open_quantized, write_quantized
-from ortgpt_exporter.quantize import calibration_for, recipe_for
+from ortgpt_exporter.quantize import recipe_for
 from ortgpt_models import load_gpt, save_gpt
 from outliers import inject
 from support import TEXT, reseal, write_checkpoint

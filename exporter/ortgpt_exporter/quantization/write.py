@@ -132,7 +132,7 @@ def _unsealed(source: Bundle, folder: Path) -> Bundle:
     # The manifest is not written yet. Opening a graph reads only the names of the files.
     files = {path.name: FileEntry(size=path.stat().st_size, sha256="") for path in folder.iterdir()}
     manifest = replace(source.manifest, graphs=graphs_in(source, folder), files=files)
-    return open_engine(replace(source, path=folder, manifest=manifest, places={}))
+    return replace(source, path=folder, manifest=manifest, places={})
 
 
 def open_engine(bundle: Bundle) -> Engine:

@@ -29,6 +29,11 @@ class ModelConfig:
     tie_word_embeddings: bool = True
     """Whether the head is the token embedding; the graph holds it either way."""
 
+    @property
+    def start_id(self) -> int | None:
+        """The id that precedes all text: beginning-of-text, or end-of-text, which GPT-2 uses as both; None for neither."""
+        return next((each for each in (self.bos_token_id, *self.eos_token_ids) if each is not None), None)
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
         """Read a parsed config.json. Raises BundleError that names every value that does not fit."""

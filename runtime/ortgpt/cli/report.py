@@ -8,6 +8,7 @@ from typing import Any
 
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import Agreement, Evidence, Promise
+from ortgpt.contract import Norm
 
 
 def info_values(bundle: Bundle) -> dict[str, Any]:
@@ -26,10 +27,11 @@ def info_lines(bundle: Bundle) -> list[str]:
     precision, source = manifest.precision, manifest.source
     parameters = ", ".join(f"{key} {_shown(value)}" for key, value in precision.parameters.items())
     head = "" if config.tie_word_embeddings else ", a head that is not the token embedding"
+    norm = ", post-norm" if manifest.architecture.norm == Norm.POST else ""
     facts = {
         "bundle": str(bundle.path),
         "model": f"{config.n_layer} layers, {config.n_head} heads, context {config.n_positions:,}, "
-        f"vocabulary {config.vocab_size:,} ({manifest.masked_tokens:,} masked){head}",
+        f"vocabulary {config.vocab_size:,} ({manifest.masked_tokens:,} masked){head}{norm}",
         "weights": f"{precision.dtype}, recipe {precision.recipe}{parameters and f' ({parameters})'}",
         "promises": _promise_text(precision.promise),
         "weights from": f"{source.id}, licence {source.licence or 'not stated'}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,12 @@ from outliers import inject
 CONFIG = GPTConfig(vocab_size=60, n_positions=32, n_embd=48, n_layer=2, n_head=4)
 
 
-def make_gpt() -> GPT:
+POST = replace(CONFIG, norm="post")
+
+
+def make_gpt(config: GPTConfig = CONFIG) -> GPT:
     torch.manual_seed(3)
-    gpt = GPT(CONFIG).eval()
+    gpt = GPT(config).eval()
     with torch.no_grad():
         for name, parameter in gpt.named_parameters():
             parameter.normal_(1.0 if ".ln_" in name and name.endswith("weight") else 0.0, 0.2)
@@ -25,16 +29,18 @@ def make_gpt() -> GPT:
 
 
 def smoothed(gpt: GPT, min_factor: float = 4.0) -> dict[str, Any]:
-    weights = {name: tensor.numpy().copy() for name, tensor in gpt.state_dict().items() if name.startswith("h.")}
-    smooth(weights, n_layer=CONFIG.n_layer, min_factor=min_factor)
+    weights = {name: tensor.numpy().copy() for name, tensor in gpt.state_dict().items()}
+    smooth(weights, n_layer=CONFIG.n_layer, norm=gpt.config.norm, min_factor=min_factor)
     return weights
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["none", "norm", "value"])
+@pytest.mark.parametrize(
+    ("config", "kind"), [(CONFIG, "none"), (CONFIG, "norm"), (CONFIG, "value"), (POST, "none"), (POST, "value")]
+)
 @pytest.mark.parametrize("min_factor", [1.0, 4.0])
-def test_no_logit_changes(kind: str, min_factor: float) -> None:
-    gpt = make_gpt()
+def test_no_logit_changes(config: GPTConfig, kind: str, min_factor: float) -> None:
+    gpt = make_gpt(config)
     if kind != "none":
         inject(gpt, kind, count=2)
     ids = torch.arange(32)[None] * 7 % 60
@@ -45,10 +51,10 @@ def test_no_logit_changes(kind: str, min_factor: float) -> None:
     assert (gpt(ids) - before).abs().max() <= 1e-4 * before.abs().max()
 
 
-@pytest.mark.parametrize("kind", ["norm", "value"])
+@pytest.mark.parametrize(("config", "kind"), [(CONFIG, "norm"), (CONFIG, "value"), (POST, "value")])
 @pytest.mark.parametrize("factor", [64.0, 1000.0, 1 / 64])
-def test_an_injected_outlier_is_removed_and_nothing_else_changes(kind: str, factor: float) -> None:
-    plain, odd = make_gpt(), make_gpt()
+def test_an_injected_outlier_is_removed_and_nothing_else_changes(config: GPTConfig, kind: str, factor: float) -> None:
+    plain, odd = make_gpt(config), make_gpt(config)
     inject(odd, kind, factor=factor, count=2)
     found = smoothed(odd)
     for name, tensor in plain.state_dict().items():
@@ -58,10 +64,32 @@ def test_an_injected_outlier_is_removed_and_nothing_else_changes(kind: str, fact
             assert np.count_nonzero(change > 0.01) <= 2 * change.size // 48, name
 
 
-def test_a_network_without_odd_channels_is_unchanged() -> None:
-    gpt = make_gpt()
+@pytest.mark.parametrize("config", [CONFIG, POST])
+def test_a_network_without_odd_channels_is_unchanged(config: GPTConfig) -> None:
+    gpt = make_gpt(config)
     state = gpt.state_dict()
     assert all(np.array_equal(array, state[name].numpy()) for name, array in smoothed(gpt).items())
+
+
+def test_with_post_norm_the_values_alone_are_scaled() -> None:
+    gpt = make_gpt(POST)
+    state = gpt.state_dict()
+    changed = {name for name, array in smoothed(gpt, 1.0).items() if not np.array_equal(array, state[name].numpy())}
+    parts = ("c_attn.weight", "c_attn.bias", "c_proj.weight")
+    assert changed == {f"h.{layer}.attn.{part}" for layer in range(2) for part in parts}
+
+
+def test_the_first_layer_of_a_post_norm_network_reads_the_size_of_the_embeddings() -> None:
+    """One channel of the embeddings is much larger, and the values read it as much less: nothing is odd."""
+    gpt = make_gpt(POST)
+    before = smoothed(gpt, 1.0)
+    with torch.no_grad():
+        for name in ("wte.weight", "wpe.weight"):
+            gpt.get_parameter(name)[:, 5] *= 256
+        gpt.get_parameter("h.0.attn.c_attn.weight")[5] /= 256
+    after = smoothed(gpt, 1.0)
+    name = "h.0.attn.c_proj.weight"
+    assert np.abs(after[name] / before[name] - 1).max() < 1e-4
 
 
 def test_channels_of_zeros_are_unchanged() -> None:
