@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,16 @@ from transformers import (
 
 from support import SMALL_VOCAB, write_small_tokenizer
 
+
+@dataclass(frozen=True)
+class Exported:
+    """A classifier of `transformers`, its checkpoint and the bundle that was exported from that."""
+
+    model: Any
+    checkpoint: Path
+    bundle: Path
+
+
 CLASSES = {
     "text": (GPT2Config, GPT2ForSequenceClassification),
     "gpt1": (OpenAIGPTConfig, OpenAIGPTForSequenceClassification),
@@ -31,8 +42,10 @@ def write_classifier(folder: Path, kind: str = "text", *, seed: int = 0, **confi
     torch.manual_seed(seed)
     config_class, model_class = CLASSES[kind]
     shape: dict[str, Any] = {
-        "vocab_size": SMALL_VOCAB, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 4, "num_labels": 3,
+        "vocab_size": SMALL_VOCAB, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 4,
     }  # fmt: skip
+    if "id2label" not in config:
+        shape["num_labels"] = 3
     if kind != "gpt1":
         shape |= {"bos_token_id": 0, "eos_token_id": 0}
     model = model_class(config_class(**(shape | config))).eval()
