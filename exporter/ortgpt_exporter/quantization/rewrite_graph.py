@@ -93,7 +93,9 @@ def unweighted_products(model: ir.Model) -> dict[str, str]:
     """Return the products that are not quantised, by the names of their nodes or of a classifier's head, and why."""
     nodes = (node for node in model.graph if node.op_type in _PRODUCTS and matrix_of(node) is None)
     heads = {node: _label_head(node) for node in nodes}
-    return {head or str(node.name): "is small" if head else "multiplies two activations" for node, head in heads.items()}
+    return {
+        head or str(node.name): "is small" if head else "multiplies two activations" for node, head in heads.items()
+    }
 
 
 def smooth_graph(model: ir.Model, dtype: str, *, n_layer: int, norm: str) -> None:
