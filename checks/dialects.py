@@ -18,7 +18,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GPT2LMHeadModel, GPT2Tokenizer
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel, GPT2Tokenizer
 
 from models.test_nanogpt import NanoGPT, make, write
 from ortgpt_exporter import CheckpointSource
@@ -38,7 +38,7 @@ class Standin:
 
 def by_transformers(folder: Path, **options: Any) -> Standin:
     """Return a stand-in whose oracle is generate() of `transformers` on the same folder, in float32."""
-    model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return Standin(CheckpointSource(folder), lambda ids, new: greedy_ids(model, ids, new, **options))
 
 
@@ -167,6 +167,8 @@ DIALECTS: dict[str, Callable[[Path], Standin]] = {
     "bin-sharded": pickled(shards=True),
     "dialogpt": pickled(dialogpt=True),
     "distilgpt2": reshaped(n_layer=6, summary_type="cls_index", summary_use_proj=True),
+    "gpt1": reshaped(family="openai-gpt"),
+    "gpt1-untied": reshaped(family="openai-gpt", tie_word_embeddings=False, afn="relu"),
     "n-inner": reshaped(n_inner=77),
     "inverse-layer": reshaped(scale_attn_by_inverse_layer_idx=True, n_layer=3),
     "padded-vocabulary": padded_vocabulary,

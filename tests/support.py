@@ -61,7 +61,7 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
     return parse_merges(read_text(path), source=str(path))
 
 
-def random_model(seed: int = 0, *, family: str = "gpt2", **config: Any) -> Any:
+def random_model(seed: int = 0, family: str = "gpt2", /, **config: Any) -> Any:
     """Make a random network of `transformers` in which no weight, bias or gain is trivial.
 
     `family` is its model_type: "gpt2" or "openai-gpt".
@@ -90,7 +90,7 @@ def write_checkpoint(folder: Path, *, seed: int = 0, family: str = "gpt2", **con
     if family == "gpt2":
         shape |= {"bos_token_id": 0, "eos_token_id": 0}
     folder.mkdir(parents=True, exist_ok=True)
-    random_model(seed, family=family, **(shape | config)).save_pretrained(folder)
+    random_model(seed, family, **(shape | config)).save_pretrained(folder)
     write_small_tokenizer(folder)
     return folder
 

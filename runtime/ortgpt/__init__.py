@@ -1,7 +1,4 @@
-"""Run an exported GPT-2 bundle with ONNX Runtime: load, generate, stream, batch, score, choose, classify.
-
-Needs no PyTorch.
-"""
+"""Run an exported bundle with ONNX Runtime: load, generate, stream, batch, score, choose, classify. No PyTorch."""
 
 import os
 

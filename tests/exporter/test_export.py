@@ -265,7 +265,12 @@ def test_float16_bundles_compute_in_float16_and_say_so(small_checkpoint: Path, t
 @pytest.mark.slow
 def test_gpt2_xl_exports_and_verifies_within_20_gb(tmp_path: Path) -> None:
     xl = PRESETS["gpt2-xl"]
-    shape = {"n_positions": xl.n_positions, "n_embd": xl.n_embd, "n_layer": xl.n_layer, "n_head": xl.n_head}
+    shape: dict[str, Any] = {
+        "n_positions": xl.n_positions,
+        "n_embd": xl.n_embd,
+        "n_layer": xl.n_layer,
+        "n_head": xl.n_head,
+    }
     write_checkpoint(tmp_path / "xl", vocab_size=xl.vocab_size, **shape)
     code = (
         "import resource, sys; from ortgpt_exporter import export_bundle\n"

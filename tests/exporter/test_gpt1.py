@@ -144,9 +144,7 @@ def test_float16_is_finite_and_close_also_with_large_activations(
     scale: float, target: str, flavour: str, tmp_path: Path
 ) -> None:
     """The larger network adds numbers above 1,000 before its LayerNorms, and attention scores below -100."""
-    model = random_model(
-        34, family="openai-gpt", vocab_size=SMALL_VOCAB, n_positions=32, n_embd=64, n_layer=2, n_head=4
-    )
+    model = random_model(34, "openai-gpt", vocab_size=SMALL_VOCAB, n_positions=32, n_embd=64, n_layer=2, n_head=4)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "c_attn.bias" in name:
@@ -249,7 +247,9 @@ def test_an_adapter_is_merged(checkpoint: Path, tmp_path: Path, target: str) -> 
             parameter.normal_(0.0, 0.3)
     adapted.save_pretrained(tmp_path / "adapter")
     source = CheckpointSource(checkpoint, adapter=tmp_path / "adapter")
+    state = torch.get_rng_state()
     bundle = export_bundle(source, tmp_path / "out", on_note=lambda note: None)
+    assert torch.equal(torch.get_rng_state(), state)
     with ortgpt.load(bundle.path) as generator:
         engine = generator.engine
         logits = engine.prefill(engine.new_cache(1, 5), [PROMPTS[0]], np.arange(5)[None])[0]

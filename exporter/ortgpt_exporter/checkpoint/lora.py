@@ -67,7 +67,8 @@ def merge_adapter(gpt: GPT, folder: Path) -> None:
     path = adapter_file(folder)
     stored = {key: tensor for key, tensor in open_tensor_file(path).items() if not _MASKS.fullmatch(key)}
     try:
-        state = _merged_state(gpt, config, stored)
+        with torch.random.fork_rng(devices=[]):  # new networks and adapters draw from the caller's random numbers
+            state = _merged_state(gpt, config, stored)
     except ExportError as error:
         raise ExportError(f"{path}: {error}") from None
     if HEAD in state and gpt.config.tie_word_embeddings:

@@ -31,7 +31,7 @@ class ModelConfig:
 
     @property
     def start_id(self) -> int | None:
-        """The id that precedes all text: beginning-of-text, or end-of-text, which GPT-2 uses as both; None for neither."""
+        """The id that precedes all text: beginning-of-text, or end-of-text, which GPT-2 uses as both. None: neither."""
         return next((each for each in (self.bos_token_id, *self.eos_token_ids) if each is not None), None)
 
     @classmethod

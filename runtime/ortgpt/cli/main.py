@@ -71,7 +71,7 @@ class _Main(click.Group):
 @click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ortgpt")
 def main() -> None:
-    """Turn GPT-2 checkpoints into ONNX bundles, and generate text from them without PyTorch."""
+    """Turn GPT-2 and GPT-1 checkpoints into ONNX bundles, and generate text from them without PyTorch."""
 
 
 main.add_command(generate)

@@ -274,7 +274,7 @@ def test_padding_on_the_left_gives_no_nan_in_float16(norm: str) -> None:
             weight[:, : 2 * width] *= 0.1
     model = export_graph(gpt, "portable", "float16")
     optimize_graph(model, config, "portable", "float16")
-    evaluator = onnx.reference.ReferenceEvaluator(ir.to_proto(model))
+    evaluator: Any = onnx.reference.ReferenceEvaluator(ir.to_proto(model))
     ids = np.random.default_rng(0).integers(97, size=(1, 8))
     feeds: dict[str, Any] = {
         "input_ids": np.concatenate((np.zeros((1, 3), np.int64), ids), axis=1),
