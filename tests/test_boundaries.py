@@ -75,7 +75,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_EXPORTED, "errors", "texts", "graph", "evaluation", "quantization", "ortgpt_models", "ortgpt",
     ),
     "ortgpt_exporter.quantize": (
-        *_EXPORTED, "errors", "progress", "target_folder", "judges", "quantization", "ortgpt_models", "ortgpt",
+        *_EXPORTED, "errors", "progress", "target_folder", "judges", "texts", "quantization", "ortgpt_models", "ortgpt",
     ),
     "ortgpt_exporter.sweep": (
         *_EXPORTED, "errors", "progress", "texts", "evaluation", "judges", "quantization", "quantize", "ortgpt",

@@ -151,6 +151,7 @@ def test_a_quantised_classifier_agrees_with_float32(tmp_path: Path, flavour: str
         found, expected = np.stack(classifier.logits(rows, batch_tokens=1)), np.stack(oracle(model, rows))
     kl = (_softmax(expected) * (np.log(_softmax(expected)) - np.log(_softmax(found)))).sum(-1).mean()
     assert agreement.kl == pytest.approx(kl, rel=0.05)
+    assert agreement.kl is not None
     assert agreement.kl < {"int8": 0.005, "int4": 0.3}[dtype]
     assert agreement.same_labels == pytest.approx((found.argmax(-1) == expected.argmax(-1)).mean())
     assert agreement.max_abs_diff == pytest.approx(np.abs(found - expected).max(), rel=0.02)
@@ -178,6 +179,7 @@ def test_probabilities_that_differ_too_much_are_refused(tmp_path: Path, config: 
         held = found.argmax(-1) == expected.argmax(-1)
     assert agreement.kl == pytest.approx(kl.mean(), rel=0.05)
     assert agreement.same_labels == pytest.approx(held.mean(), abs=0.02)
+    assert agreement.kl is not None
     request = Quantization(dtype="int8", max_kl=agreement.kl / 2)
     with pytest.raises(ExportError, match=r"loses too much accuracy: KL .*; try .*a larger max_kl"):
         quantize_bundle(source.path, tmp_path / "out", request)

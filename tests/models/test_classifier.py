@@ -37,7 +37,7 @@ def rename(folder: Path, new_name: Any) -> None:
 
 @torch.no_grad()
 def logits(network: GPTClassifier, ids: list[int]) -> torch.Tensor:
-    found = network(torch.tensor([ids]))[0]
+    found: torch.Tensor = network(torch.tensor([ids]))[0]
     return found if network.config.labels_tokens else found[-1]
 
 
