@@ -1,8 +1,8 @@
 """Run the commands of the family's page as a newcomer would, on stand-ins of the published checkpoints.
 
 `make check-family` serves repositories with the names, shapes and kinds of tokenizer of published ones, and random
-weights, from a stand-in for the Hugging Face hub on this machine. Then it runs the commands of docs/family.md in an empty
-folder, and prints each with what it wrote. MEMBERS names the repositories whose commands to run; without it, all run.
+weights, from a stand-in for the Hugging Face hub on this machine. Then it runs the commands of docs/family.md in an
+empty folder, and prints each with what it wrote.
 """
 
 from __future__ import annotations

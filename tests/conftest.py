@@ -15,6 +15,7 @@ from hypothesis import settings
 from transformers import GPT2LMHeadModel
 
 import ortgpt
+from classifiers import Exported, write_classifier
 from ortgpt_exporter import Quantization, export_bundle
 from support import write_checkpoint, write_standin
 
@@ -62,6 +63,22 @@ def fast_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint = write_checkpoint(folder / "checkpoint", n_embd=64)
     quantization = Quantization(dtype="int8", max_perplexity_ratio=2.0, fast_prefill=True)
     return export_bundle(checkpoint, folder / "bundle", dtype="int8", quantization=quantization).path
+
+
+@pytest.fixture(scope="session")
+def text_classifier(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Three labels, one of which a text has; the heads of 12 are padded to 16."""
+    return _export_classifier(tmp_path_factory.mktemp("text_classifier"), "text")
+
+
+@pytest.fixture(scope="session")
+def token_classifier(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return _export_classifier(tmp_path_factory.mktemp("token_classifier"), "token")
+
+
+def _export_classifier(folder: Path, kind: str) -> Exported:
+    model = write_classifier(folder / "checkpoint", kind, id2label={0: "bad", 1: "fair", 2: "good"})
+    return Exported(model, folder / "checkpoint", export_bundle(folder / "checkpoint", folder / "bundle").path)
 
 
 @pytest.fixture(scope="session")

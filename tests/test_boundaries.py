@@ -28,7 +28,7 @@ HEAVY = ("torch", "onnx", "onnx_ir", "onnxscript", "transformers", "optimum", "s
 _BASE = ("contract", "errors", "results", "forks", "native_call")
 _EXPORTED = tuple(f"ortgpt.{room}" for room in (
     "contract", "errors", "bundle", "options", "text", "ort", "sampling", "engine", "decode", "model", "generator",
-    "tools",
+    "classifier", "tools",
 ))  # fmt: skip
 ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt.contract": (),
@@ -50,14 +50,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt.conversation": (*_BASE, "options", "text", "model", "continuation", "request"),
     "ortgpt.embedding": (*_BASE, "options", "engine", "decode", "model"),
     "ortgpt.aio": _BASE,
+    "ortgpt.classifier": (*_BASE, "bundle", "options", "text", "ort", "engine", "decode", "model"),
     "ortgpt.generator": (
         *_BASE, "bundle", "options", "text", "ort", "engine", "decode", "model", "request", "conversation", "embedding",
         "aio",
     ),
-    "ortgpt": ("engine", "errors", "results", "options", "conversation", "generator"),
+    "ortgpt": ("engine", "errors", "results", "options", "conversation", "generator", "classifier"),
     "ortgpt.tools": (*_BASE, "bundle", "options", "ort", "engine", "generator", "ortgpt"),
     "ortgpt.cli": (
-        *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "tools", "ortgpt",
+        *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "classifier", "tools",
+        "ortgpt",
     ),
     "ortgpt.__main__": ("cli",),
     "ortgpt.__pyinstaller": (),
@@ -71,12 +73,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt_exporter.graph": (*_EXPORTED, "errors", "ortgpt_models"),
     "ortgpt_exporter.evaluation": (*_EXPORTED, "errors", "ortgpt_models"),
     "ortgpt_exporter.quantization": (*_EXPORTED, "errors", "texts", "graph"),
+    "ortgpt_exporter.judges": (
+        *_EXPORTED, "errors", "texts", "graph", "evaluation", "quantization", "ortgpt_models", "ortgpt",
+    ),
     "ortgpt_exporter.quantize": (
-        *_EXPORTED, "errors", "progress", "target_folder", "texts", "graph", "evaluation", "quantization",
-        "ortgpt_models", "ortgpt",
+        *_EXPORTED, "errors", "progress", "target_folder", "judges", "texts", "quantization", "ortgpt_models", "ortgpt",
     ),
     "ortgpt_exporter.sweep": (
-        *_EXPORTED, "errors", "progress", "texts", "evaluation", "quantization", "quantize", "ortgpt", "ortgpt_models",
+        *_EXPORTED, "errors", "progress", "texts", "evaluation", "judges", "quantization", "quantize", "ortgpt",
+        "ortgpt_models",
     ),
     "ortgpt_exporter.export": (
         *_EXPORTED, "errors", "progress", "target_folder", "portable_files", "checkpoint", "graph", "evaluation",

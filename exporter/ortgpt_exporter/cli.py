@@ -16,7 +16,7 @@ import click
 
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import Check
-from ortgpt.cli.report import evidence_lines
+from ortgpt.cli.report import agreement_lines, evidence_lines
 from ortgpt.cli.streams import printable, write_line
 from ortgpt.errors import OptionError
 from ortgpt.ort.package import install_hint
@@ -235,6 +235,8 @@ def _write_summary(bundle: Bundle, out: Path) -> None:
         click.echo(format_checks(manifest.verification), err=True)
     if manifest.evidence is not None:
         click.echo("\n".join(evidence_lines(manifest.evidence)), err=True)
+    if manifest.agreement is not None:
+        click.echo("\n".join(agreement_lines(manifest.agreement)), err=True)
     size = sum(entry.size for entry in manifest.files.values())
     click.echo(f"{out}  {size / 1e6:.1f} MB  {manifest.precision.dtype}  {bundle.config.n_layer} layers", err=True)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx
 
 from ortgpt.bundle.folder import Bundle, describe_files, open_bundle
+from ortgpt.bundle.label_config import LabelConfig
 from ortgpt.bundle.manifest import (
     Architecture,
     CacheSpec,
@@ -46,14 +47,22 @@ from ortgpt.errors import OptionError, shown
 from ortgpt_exporter.checkpoint.load import Checkpoint, CheckpointSource, load_checkpoint
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.evaluation.verify import TOLERANCES, check_count, verify, verify_device_topk
+from ortgpt_exporter.evaluation.verify_classifier import classifier_check_count, verify_classifier
 from ortgpt_exporter.graph.fusions import optimize_graph
 from ortgpt_exporter.graph.save import save_graph
-from ortgpt_exporter.graph.to_onnx import cache_head_dim, export_graph, tensors_of
+from ortgpt_exporter.graph.to_onnx import (
+    cache_head_dim,
+    classifier_tensors_of,
+    export_classifier,
+    export_graph,
+    task_of,
+    tensors_of,
+)
 from ortgpt_exporter.graph.topk_graph import topk_graph
 from ortgpt_exporter.portable_files import portable_files
 from ortgpt_exporter.progress import Steps
 from ortgpt_exporter.quantization.request import BITS, Quantization, check_quantization, check_type
-from ortgpt_exporter.quantization.write import open_engine
+from ortgpt_exporter.quantization.write import open_classifier, open_engine
 from ortgpt_exporter.quantize import quantize_opened
 from ortgpt_exporter.target_folder import check_target
 from ortgpt_models.atomic_folder import scratch_folder, write_folder
@@ -165,7 +174,12 @@ def _export(
     """Write a bundle in float32 or float16, and return it opened; `head_dtype` is what the head becomes in the end."""
     on_progress(Progress("loading the checkpoint", 0, 1))
     checkpoint = load_checkpoint(source, on_progress=on_progress)
-    config = checkpoint.gpt.config
+    config, classifier = checkpoint.gpt.config, checkpoint.classifier
+    if classifier is not None and export_format.target != Target.CPU:
+        raise ExportError(
+            f"{source.name} is a classifier ({classifier.config.architecture}), and target = {export_format.target!r} "
+            f"is for language models so far (accepted: {Target.CPU})"
+        )
     for note in checkpoint.notes:
         on_note(note)
     if not config.tie_word_embeddings:
@@ -174,7 +188,10 @@ def _export(
             "the head is not the token embedding; as a matrix of its own it adds about "
             f"{megabytes:,.2f} MB in {head_dtype}"
         )
-    checks = check_count(config.n_positions, export_format.flavour)
+    if classifier is None:
+        checks = check_count(config.n_positions, export_format.flavour)
+    else:
+        checks = classifier_check_count(config.n_positions)
     steps = Steps(on_progress, 6 + checks, begun=1)  # after the loading
     with write_folder(out, replace=force) as folder:
         manifest = _write(checkpoint, export_format, folder, steps)
@@ -189,34 +206,35 @@ def _export(
 def _write(checkpoint: Checkpoint, export_format: ExportFormat, folder: Path, steps: Steps) -> Manifest:
     """Write every file but the manifest, and return the manifest without its verification."""
     config, flavour, dtype = checkpoint.gpt.config, export_format.flavour, export_format.dtype
+    classifier = checkpoint.classifier
     steps.next("exporting the graph")
-    model = export_graph(checkpoint.gpt, flavour, dtype)
+    if classifier is None:
+        model = export_graph(checkpoint.gpt, flavour, dtype)
+    else:
+        model = export_classifier(classifier, flavour, dtype)
     steps.next("optimising the graph")
     optimize_graph(model, config, flavour, dtype)
     steps.next("writing the weights")
     save_graph(model, folder, flavour, external_data=export_format.external_data)
     del model
-    texts = {
-        File.CONFIG: json.dumps(config.to_dict(), indent=2) + "\n",
-        File.GENERATION_CONFIG: json.dumps(checkpoint.generation_config, indent=2) + "\n",
-        **checkpoint.tokenizer_files.texts,
-    }
-    if flavour == Flavour.PORTABLE:
-        texts |= portable_files(config, checkpoint.tokenizer_files)
-    for name, text in texts.items():
+    for name, text in _texts(checkpoint, flavour).items():
         (folder / name).write_text(text, encoding="utf-8", newline="")
-    cache = CacheSpec(kind=CACHE_KINDS[flavour], dtype=dtype, head_dim=cache_head_dim(config, flavour))
-    inputs, outputs = map(tuple, tensors_of(config, flavour, dtype))
-    make = partial(GraphSpec, flavour=flavour, target=export_format.target)
-    graphs = [make(role=Role.DECODER, file=File.MODEL, cache=cache, inputs=inputs, outputs=outputs)]
     allowed = checkpoint.tokenizer_files.tokenizer.vocab_size
+    make = partial(GraphSpec, flavour=flavour, target=export_format.target)
+    if classifier is None:
+        cache = CacheSpec(kind=CACHE_KINDS[flavour], dtype=dtype, head_dim=cache_head_dim(config, flavour))
+        inputs, outputs = map(tuple, tensors_of(config, flavour, dtype))
+        graphs = [make(role=Role.DECODER, file=File.MODEL, cache=cache, inputs=inputs, outputs=outputs)]
+    else:
+        inputs, outputs = map(tuple, classifier_tensors_of(classifier.config))
+        graphs = [make(role=Role.CLASSIFIER, file=File.MODEL, cache=None, inputs=inputs, outputs=outputs)]
     if export_format.target != Target.CPU:
         onnx.save(topk_graph(config.vocab_size, allowed), folder / File.SELECT)
         inputs, outputs = map(tuple, topk_tensors(config.vocab_size, allowed))
         graphs.append(make(role=Role.SELECTOR, file=File.SELECT, cache=None, inputs=inputs, outputs=outputs))
     return Manifest(
         format=Format(major=FORMAT_MAJOR, minor=FORMAT_MINOR),
-        task=Task.TEXT_GENERATION,
+        task=Task.TEXT_GENERATION if classifier is None else task_of(classifier.config),
         architecture=Architecture(norm=config.norm),
         tokenizer=TokenizerSpec(kind=TokenizerKind.BYTE_LEVEL_BPE),
         graphs=tuple(graphs),
@@ -229,6 +247,19 @@ def _write(checkpoint: Checkpoint, export_format: ExportFormat, folder: Path, st
     )
 
 
+def _texts(checkpoint: Checkpoint, flavour: str) -> dict[str, str]:
+    """Return the text of each file of a bundle beside its graphs and its manifest, by the file's name."""
+    config, classifier = checkpoint.gpt.config, checkpoint.classifier
+    values = {File.CONFIG: config.to_dict() | ({} if classifier is None else classifier.config.to_dict())}
+    if classifier is None:
+        values[File.GENERATION_CONFIG] = dict(checkpoint.generation_config)
+    texts = {name: json.dumps(each, indent=2) + "\n" for name, each in values.items()}
+    texts |= checkpoint.tokenizer_files.texts
+    if flavour == Flavour.PORTABLE:
+        texts |= portable_files(config, checkpoint.tokenizer_files, generates=classifier is None)
+    return texts
+
+
 def _verify(folder: Path, manifest: Manifest, checkpoint: Checkpoint, steps: Steps) -> tuple[Check, ...]:
     """Open the written files as the runtime will, and compare them with PyTorch. Raises ExportError if they differ.
 
@@ -237,11 +268,24 @@ def _verify(folder: Path, manifest: Manifest, checkpoint: Checkpoint, steps: Ste
     config = ModelConfig.from_dict(checkpoint.gpt.config.to_dict())
     bundle = Bundle(path=folder, manifest=manifest, config=config, generation_config=checkpoint.generation_config)
     steps.next("opening the graph in ONNX Runtime")
+
+    def on_check(name: str) -> None:
+        steps.next(f"comparing with PyTorch: {name}")
+
+    network = checkpoint.classifier
+    if network is not None:
+        labels = LabelConfig.from_dict(network.config.to_dict(), manifest.task)
+        opened = open_classifier(replace(bundle, labels=labels), checkpoint.tokenizer_files.tokenizer)
+        return _passed(verify_classifier(opened, network, manifest.precision.dtype, on_check=on_check))
     engine = open_engine(bundle)
     device_topk = open_device_topk(bundle, engine.session)
     if device_topk is not None:
         verify_device_topk(device_topk, config.vocab_size)
-    checks = verify(engine, checkpoint.gpt, on_check=lambda name: steps.next(f"comparing with PyTorch: {name}"))
+    return _passed(verify(engine, checkpoint.gpt, on_check=on_check))
+
+
+def _passed(checks: tuple[Check, ...]) -> tuple[Check, ...]:
+    """Return the checks. Raises ExportError if one did not pass."""
     failed = [
         f"{check.name}: values differ by {check.max_abs_diff:.3g} (accepted: {check.tolerance:.3g}), "
         f"{check.argmax_differing} of {check.argmax_compared} largest ones differ"

@@ -17,19 +17,17 @@ from ortgpt_exporter.checkpoint.tokenizer_files import TokenizerFiles
 from ortgpt_models import GPTConfig
 
 
-def portable_files(config: GPTConfig, tokenizer: TokenizerFiles) -> dict[str, str]:
+def portable_files(config: GPTConfig, tokenizer: TokenizerFiles, *, generates: bool = True) -> dict[str, str]:
     """Return the text of each further file of a portable bundle by the file's name.
 
-    The tokenizer.json is the checkpoint's own if that has every token.
+    The tokenizer.json is the checkpoint's own if that has every token. A model that generates text also gets
+    onnxruntime-genai's configuration.
     """
     own = tokenizer.tokenizer_json
     if own is None or Tokenizer.from_str(own).get_vocab(with_added_tokens=True) != tokenizer.vocab:
         own = _tokenizer_json(tokenizer)
-    return {
-        File.TOKENIZER: own,
-        File.TOKENIZER_CONFIG: _text(_tokenizer_config(config, tokenizer)),
-        File.GENAI_CONFIG: _text(genai_config(config)),
-    }
+    files = {File.TOKENIZER: own, File.TOKENIZER_CONFIG: _text(_tokenizer_config(config, tokenizer))}
+    return files | ({File.GENAI_CONFIG: _text(genai_config(config))} if generates else {})
 
 
 def genai_config(config: GPTConfig) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.evaluation.divergence import Divergence, compare
 from ortgpt_exporter.evaluation.speed import Speed, measure_speed
+from ortgpt_exporter.judges import calibration_for, open_float32
 from ortgpt_exporter.progress import Steps
 from ortgpt_exporter.quantization.recipe import Recipe
 from ortgpt_exporter.quantization.request import W8A8, Quantization
 from ortgpt_exporter.quantization.write import check_source, open_quantized, write_quantized
-from ortgpt_exporter.quantize import calibration_for, open_float32, recipe_for
+from ortgpt_exporter.quantize import recipe_for
 from ortgpt_exporter.texts import TextRows, rows_to_measure
 from ortgpt_models.progress import OnProgress
 
@@ -63,6 +64,10 @@ def sweep_bundle(
     """
     source = open_bundle(bundle)
     check_source(source)
+    if source.labels is not None:
+        raise ExportError(
+            f"{source.path} is a classifier, and a sweep compares language models; quantise it with one recipe"
+        )
     source.verify_hashes()
     model = open_float32(source)
     fitting = _fitting(source, model.tokenizer, RECIPES if recipes is None else recipes)

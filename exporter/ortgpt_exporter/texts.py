@@ -14,6 +14,7 @@ from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.evaluation.sample import Ids, sample_rows, split_rows
 
 _MIN_MEASURED = 128  # tokens; a measurement on fewer says nothing
+_MIN_LINES = 16  # the same of texts that a classifier labels
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,14 @@ def read_text(tokenizer: Tokenizer, path: str | Path, *, min_tokens: int) -> Tex
     if len(ids) < min_tokens:
         raise ExportError(f"{path} has {len(ids)} tokens (accepted: {min_tokens} or more); name a longer text")
     return TextRows(Path(path).name, [ids], len(text.encode()))
+
+
+def read_lines(tokenizer: Tokenizer, path: str | Path) -> list[Ids]:
+    """Read a UTF-8 file with a text in each line that is not blank. Raises ExportError for fewer than 16; OSError."""
+    lines = [line for line in read_utf8(path).splitlines() if line.strip()]
+    if len(lines) < _MIN_LINES:
+        raise ExportError(f"{path} has {len(lines)} lines with a text (accepted: {_MIN_LINES} or more); add some")
+    return [tokenizer.encode(line) for line in lines]
 
 
 def read_utf8(path: str | Path) -> str:

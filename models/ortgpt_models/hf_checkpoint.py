@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
+from ortgpt_models.classifier import ClassifierConfig, GPTClassifier, body_config
 from ortgpt_models.config import GPTConfig
 from ortgpt_models.errors import ModelError
 from ortgpt_models.files import file_is_there, read_json_object
 from ortgpt_models.gpt import GPT
-from ortgpt_models.state_dict import assemble_gpt, parameter_names
+from ortgpt_models.state_dict import assemble_with_head, parameter_names
 from ortgpt_models.tensor_files import INDEX_SUFFIX, open_shards, open_tensor_file, shard_files
 from ortgpt_models.tensor_names import HEAD, key_of, name_tensors
 
@@ -58,6 +59,14 @@ def weight_files(folder: Path) -> list[Path]:
     return shard_files(source) if source.name.endswith(INDEX_SUFFIX) else [source]
 
 
+def load_network(folder: Path, *, on_note: Callable[[str], None] = lambda note: None) -> GPT | GPTClassifier:
+    """Load the classifier of a Hugging Face folder whose config.json names one, else do as load_gpt().
+
+    Raises ModelError as load_gpt() does, also for labels that do not fit and for a head that does not fit the labels.
+    """
+    return _load(Path(folder), on_note, takes_classifiers=True)
+
+
 def load_gpt(folder: Path, *, on_note: Callable[[str], None] = lambda note: None) -> GPT:
     """Load the network of a Hugging Face folder in float32, in evaluation mode.
 
@@ -66,22 +75,30 @@ def load_gpt(folder: Path, *, on_note: Callable[[str], None] = lambda note: None
     and if the head is not what config.json says. Raises ModelError naming every missing, unexpected and misshapen
     tensor; or every one that holds NaN or infinity.
     """
-    folder = Path(folder)
+    gpt = _load(Path(folder), on_note, takes_classifiers=False)
+    assert isinstance(gpt, GPT)
+    return gpt
+
+
+def _load(folder: Path, on_note: Callable[[str], None], *, takes_classifiers: bool) -> GPT | GPTClassifier:
     if folder.is_dir() and not file_is_there(folder / CONFIG_FILE):
         _refuse_other_weights(folder)
     values = read_json_object(folder / CONFIG_FILE, "a Hugging Face folder of GPT-2 or GPT-1")
     config = GPTConfig.from_dict(values)
+    classifier = ClassifierConfig.from_dict(values) if takes_classifiers else None
+    config = config if classifier is None else body_config(config)
+    head_shapes = {} if classifier is None else classifier.head_shapes(config.n_embd)
     source = _find_source(folder)
     stored = open_shards(source) if source.name.endswith(INDEX_SUFFIX) else open_tensor_file(source)
     try:
-        named = name_tensors(stored, parameter_names(config))
+        named = name_tensors(stored, parameter_names(config), heads=head_shapes)
         del stored  # so that each float16 tensor is freed once it is widened
-        gpt = assemble_gpt(config, named)
+        gpt, head = assemble_with_head(config, named, head_shapes)
     except ModelError as error:
         raise ModelError(f"{source}: {error}") from None
-    for note in (*named.notes, *_config_notes(values, gpt)):
+    for note in (*named.notes, *(() if classifier else _config_notes(values, gpt))):
         on_note(f"{source.name}: {note}")
-    return gpt
+    return gpt if classifier is None else GPTClassifier(gpt, classifier, head).eval()
 
 
 def _config_notes(values: Mapping[str, Any], gpt: GPT) -> list[str]:

@@ -39,6 +39,13 @@ def assemble_gpt(config: GPTConfig, named: NamedTensors) -> GPT:
     the embedding, too. Raises ModelError with the faults in `named` and every missing, unexpected and misshapen tensor;
     or else with every tensor that holds NaN or infinity.
     """
+    return assemble_with_head(config, named, {})[0]
+
+
+def assemble_with_head(
+    config: GPTConfig, named: NamedTensors, head_shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[GPT, dict[str, Tensor]]:
+    """Do as assemble_gpt(), and also return the tensors of another head, of these shapes, by their names."""
     tensors, embedding = named.tensors, checkpoint_name(EMBEDDING, config.norm)
     if config.tie_word_embeddings and embedding not in tensors and HEAD in tensors:
         tensors[embedding] = tensors.pop(HEAD)
@@ -47,10 +54,12 @@ def assemble_gpt(config: GPTConfig, named: NamedTensors) -> GPT:
         )
     old_head = tensors.pop(OLD_HEAD, None)
     shapes = _shapes(replace(config, tie_word_embeddings=config.tie_word_embeddings and HEAD not in tensors))
+    shapes |= head_shapes
     faults = [*named.faults, *_misfits(config, shapes, tensors)]
     if faults:
         raise ModelError(f"the tensors do not fit the configuration: {'; '.join(faults)}")
     state = _read(shapes, tensors)
+    head = {name: state.pop(name) for name in head_shapes}
     if HEAD in state and torch.equal(state[HEAD], state[embedding]):
         del state[HEAD]
     if old_head is not None and not _equals(old_head, state[embedding]):
@@ -58,7 +67,7 @@ def assemble_gpt(config: GPTConfig, named: NamedTensors) -> GPT:
     with torch.device("meta"):
         gpt = GPT(replace(config, tie_word_embeddings=HEAD not in state))
     gpt.load_state_dict({network_name(name): tensor for name, tensor in state.items()}, assign=True)
-    return gpt.eval()
+    return gpt.eval(), head
 
 
 def _shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:

@@ -54,15 +54,20 @@ def network_name(name: str) -> str:
 
 
 def name_tensors(
-    stored: Mapping[str, StoredTensor], required: Collection[str], *, usual_wrapper: str = ""
+    stored: Mapping[str, StoredTensor],
+    required: Collection[str],
+    *,
+    usual_wrapper: str = "",
+    heads: Collection[str] = (),
 ) -> NamedTensors:
     """Return the tensors of the network that has all the names in `required`, except perhaps the token embedding.
 
     Names are those of checkpoints (see checkpoint_name).
     A prefix that wrappers left before the whole network (`module.`, `_orig_mod.`, `model.`) is removed. Tensors outside
     the network, such as the head of a classifier, are left out, as `transformers` leaves them out. Causal masks are
-    left out without a note, and so is the prefix `usual_wrapper`. Raises ModelError if the file holds no such
-    network or several, or pieces of one under different prefixes.
+    left out without a note, and so is the prefix `usual_wrapper`. `heads` are the names of tensors that are taken from
+    beside the network, instead of the language model's head. Raises ModelError if the file holds no such network
+    or several, or pieces of one under different prefixes.
     """
     wrapper = _find_wrapper(stored, required)
     named = NamedTensors()
@@ -77,7 +82,9 @@ def name_tensors(
             named.tensors[name] = tensor
     # A model that calls its network otherwise than `transformer` has its head beside it, perhaps levels further out.
     outer_head = next((key for key in (parent + HEAD for parent in _parents(wrapper)) if key in beside), None)
-    if outer_head is not None and HEAD not in named.tensors:
+    if heads:
+        _take_heads(named, stored, beside, heads, wrapper)
+    elif outer_head is not None and HEAD not in named.tensors:
         beside.remove(outer_head)
         named.tensors[HEAD] = stored[outer_head]
     if wrapper != usual_wrapper and wrapper:
@@ -88,9 +95,21 @@ def name_tensors(
     return named
 
 
+def _take_heads(
+    named: NamedTensors, stored: Mapping[str, StoredTensor], beside: list[str], heads: Collection[str], wrapper: str
+) -> None:
+    """Move the tensors called `heads` from `beside` to `named`, and the language model's head the other way."""
+    for name in heads:
+        key = next((key for key in (parent + name for parent in (wrapper, *_parents(wrapper))) if key in beside), None)
+        if key is not None:
+            beside.remove(key)
+            named.tensors[name] = stored[key]
+    beside += [named.tensors.pop(name).key for name in (HEAD, OLD_HEAD) if name in named.tensors]
+
+
 def left_out(keys: Collection[str]) -> str:
-    """Return the note on tensors that are no part of the language model."""
-    return f"left out, as no part of the language model: {listed(keys)}"
+    """Return the note on tensors that are no part of the network."""
+    return f"left out, as no part of the network: {listed(keys)}"
 
 
 def listed(names: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""Run an exported bundle with ONNX Runtime: load, generate, stream, batch, score, choose. Needs no PyTorch."""
+"""Run an exported bundle with ONNX Runtime: load, generate, stream, batch, score, choose, classify. No PyTorch."""
 
 import os
 
@@ -9,6 +9,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # First, since numpy's import took 20 ms longer on Python 3.11 where it began deep inside the imports below.
 import numpy as _numpy  # noqa: F401
 
+from ortgpt.classifier import Classifier, load_classifier
 from ortgpt.conversation import Conversation
 from ortgpt.engine.prefix_cache import PrefixCache
 from ortgpt.errors import (
@@ -27,7 +28,17 @@ from ortgpt.errors import (
 )
 from ortgpt.generator import Generator, load
 from ortgpt.options.generation_options import GenerationOptions
-from ortgpt.results import Choice, Completion, Piece, Score, Timings, TokenLogprob
+from ortgpt.results import (
+    Choice,
+    Classification,
+    Completion,
+    Piece,
+    Score,
+    Timings,
+    TokenClassification,
+    TokenLabel,
+    TokenLogprob,
+)
 
 __version__ = "0.1.0"
 
@@ -35,6 +46,8 @@ __all__ = [
     "BundleError",
     "BundleNotFoundError",
     "Choice",
+    "Classification",
+    "Classifier",
     "ClosedError",
     "Completion",
     "ContextLengthError",
@@ -52,7 +65,10 @@ __all__ = [
     "PromptError",
     "Score",
     "Timings",
+    "TokenClassification",
+    "TokenLabel",
     "TokenLogprob",
     "UnknownOptionError",
     "load",
+    "load_classifier",
 ]

@@ -185,10 +185,26 @@ def topk_tensors(vocab_size: int, allowed_vocab_size: int) -> tuple[dict[str, Sp
     return inputs, outputs
 
 
+def classifier_tensors(task: str, num_labels: int) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    """Return inputs and outputs of a classifier's graph, the same for both flavours; they are those of Optimum."""
+    each = (Axis.SEQUENCE,) if task == Task.TOKEN_CLASSIFICATION else ()
+    tokens: Spec = (DType.INT64, (Axis.BATCH, Axis.SEQUENCE))
+    outputs: dict[str, Spec] = {Tensor.LOGITS: (DType.FLOAT32, (Axis.BATCH, *each, num_labels))}
+    return {Tensor.INPUT_IDS: tokens, Tensor.ATTENTION_MASK: tokens}, outputs
+
+
 class Task:
     TEXT_GENERATION = "text-generation"
     TEXT_CLASSIFICATION = "text-classification"  # a label for a text
     TOKEN_CLASSIFICATION = "token-classification"  # a label for each token
+
+
+class ProblemType:
+    """What the logits of a text's labels mean, in config.json."""
+
+    REGRESSION = "regression"  # numbers as they are
+    SINGLE_LABEL = "single_label_classification"  # one of the labels holds
+    MULTI_LABEL = "multi_label_classification"  # each label holds or does not
 
 
 class Norm:
@@ -207,6 +223,7 @@ class Role:
 
     DECODER = "decoder"  # serves prefill and decode alike
     PREFILL = "prefill"  # the decoder's function, tensors and cache; faster for many tokens at once
+    CLASSIFIER = "classifier"  # the logits of labels, of whole texts, without a cache
     SELECTOR = "selector"  # the largest logits of each row, after the repetition penalty
 
 

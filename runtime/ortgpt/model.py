@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ortgpt.background import Background
 from ortgpt.bundle.folder import Bundle, open_bundle
-from ortgpt.contract import File, PromiseKind
+from ortgpt.contract import File, PromiseKind, Task
 from ortgpt.engine.device_topk import open_device_topk
 from ortgpt.engine.engine import Engine
 from ortgpt.engine.prefill_graph import find_prefill_graph
@@ -24,7 +24,7 @@ from ortgpt.forks import FORKED, fork_count, process_lock
 from ortgpt.options.generation_config import read_generation_config
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.options.resolved import ResolvedOptions
-from ortgpt.ort.session import plan_session
+from ortgpt.ort.session import Session, plan_session
 from ortgpt.sampling.grammar import Grammars
 from ortgpt.text.tokenizer import Tokenizer
 
@@ -109,20 +109,7 @@ class LoadedModel:
 
     def prompt_ids(self, prompt: Prompt, name: str = "prompt") -> list[int]:
         """Return the ids of a prompt. Raises PromptError, which names it, for anything else and for unknown ids."""
-        limit = self.engine.allowed_vocab_size
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        try:
-            array = np.asarray(prompt)
-        except (TypeError, ValueError):
-            array = np.asarray(None)
-        if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-            raise PromptError(f"{name} = {shown(prompt)} (accepted: a text, or a sequence of token ids)")
-        ids = [int(token_id) for token_id in array]
-        bad = [token_id for token_id in ids if not 0 <= token_id < limit]
-        if bad:
-            raise PromptError(f"{name}: token id {bad[0]} is not in the vocabulary (accepted: 0 to {limit - 1})")
-        return ids
+        return prompt_ids(prompt, self.tokenizer, self.engine.allowed_vocab_size, name)
 
     def resolve(self, options: GenerationOptions) -> ResolvedOptions:
         """Return the options with every choice made. Raises OptionError for one that this model cannot have."""
@@ -132,6 +119,23 @@ class LoadedModel:
         return resolved
 
 
+def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, limit: int, name: str) -> list[int]:
+    """Return the ids of a prompt. Raises PromptError, which names it, for anything else and for ids from `limit` on."""
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    try:
+        array = np.asarray(prompt)
+    except (TypeError, ValueError):
+        array = np.asarray(None)
+    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+        raise PromptError(f"{name} = {shown(prompt)} (accepted: a text, or a sequence of token ids)")
+    ids = [int(token_id) for token_id in array]
+    bad = [token_id for token_id in ids if not 0 <= token_id < limit]
+    if bad:
+        raise PromptError(f"{name}: token id {bad[0]} is not in the vocabulary (accepted: 0 to {limit - 1})")
+    return ids
+
+
 def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None, verify: str) -> LoadedModel:
     """Open a bundle folder as ortgpt.load() describes it."""
     return LoadedModel(*open_parts(path, device=device, threads=threads, verify=verify))
@@ -139,9 +143,27 @@ def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None
 
 def open_parts(path: str | os.PathLike[str], *, device: str, threads: int | None, verify: str) -> OpenParts:
     """Open a bundle folder as ortgpt.load() describes it, and return what a LoadedModel is made of."""
+    bundle, session, tokenizer = open_session(
+        path, (Task.TEXT_GENERATION,), device=device, threads=threads, verify=verify
+    )
+    engine = Engine(
+        session,
+        bundle.config,
+        masked_tokens=bundle.manifest.masked_tokens,
+        prefill_graph=find_prefill_graph(bundle, session),
+        device_topk=open_device_topk(bundle, session),
+    )
+    return bundle, engine, tokenizer
+
+
+def open_session(
+    path: str | os.PathLike[str], tasks: Collection[str], *, device: str, threads: int | None, verify: str
+) -> tuple[Bundle, Session, Tokenizer]:
+    """Open a bundle folder of one of `tasks` as ortgpt.load() describes it: its first graph for the device."""
     if verify not in ("sha256", "size"):
         raise OptionError.bad_value("verify", verify, "sha256, size")
     bundle = open_bundle(path)
+    _check_task(bundle, tasks)
     stop = threading.Event()
     verify_hashes = partial(_verify_hashes, bundle, None if verify == "sha256" else (), stop)
     with Background(verify_hashes, stop=stop.set, daemon=True) as hashes:
@@ -151,7 +173,6 @@ def open_parts(path: str | os.PathLike[str], *, device: str, threads: int | None
             tokenizer = _read_tokenizer(bundle, verify)
             try:
                 session = opening.result()
-                device_topk = open_device_topk(bundle, session)
             except OrtGptError:
                 hashes.result()  # names a damaged file instead, if there is one; a good load waits for the hashes, too
                 raise
@@ -164,14 +185,19 @@ def open_parts(path: str | os.PathLike[str], *, device: str, threads: int | None
             "prompt's pieces; `ortgpt quantize` has recipes without that",
             bundle.path,
         )
-    engine = Engine(
-        session,
-        bundle.config,
-        masked_tokens=bundle.manifest.masked_tokens,
-        prefill_graph=find_prefill_graph(bundle, session),
-        device_topk=device_topk,
+    return bundle, session, tokenizer
+
+
+def _check_task(bundle: Bundle, tasks: Collection[str]) -> None:
+    """Raise BundleError, which says what opens the bundle, if its task is another."""
+    task = bundle.manifest.task
+    if task in tasks:
+        return
+    if task == Task.TEXT_GENERATION:
+        raise BundleError(f"{bundle.path} is a language model; open it with ortgpt.load(), or use `ortgpt generate`")
+    raise BundleError(
+        f"{bundle.path} is a classifier ({task}); open it with ortgpt.load_classifier(), or use `ortgpt classify`"
     )
-    return bundle, engine, tokenizer
 
 
 def _verify_hashes(bundle: Bundle, names: Iterable[str] | None, stop: threading.Event) -> None:

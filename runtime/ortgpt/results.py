@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 
 @dataclass
@@ -116,3 +119,49 @@ class Choice:
     """Its ids."""
     token_logprobs: list[float]
     """The log-probability of each, in nats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification:
+    """What a classifier says of a text."""
+
+    label: str | None
+    """The likeliest label; None for a regression."""
+    labels: list[str]
+    """The labels that hold: of a multi-label classifier those with a probability of 0.5 or more, else `label`; none for
+    a regression."""
+    probabilities: dict[str, float]
+    """The probability of each label. They add up to 1, except those of a multi-label classifier, whose labels are
+    independent. Empty for a regression."""
+    logits: npt.NDArray[np.float32] = field(compare=False)
+    """What the model computed, float32 (labels,), in the order of the classifier's labels; for a regression, the
+    values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLabel:
+    """What a classifier says of a token."""
+
+    token_id: int
+    """The token's id."""
+    text: str
+    """Its text; a part of a character is U+FFFD."""
+    start: int | None
+    """The place of its first character in the text; of a part of a character, that of the character. None where it is
+    unknown: for a text that was given as ids, and for a tokenizer of another kind than byte-level BPE."""
+    end: int | None
+    """The place after its last character; None as in `start`."""
+    label: str
+    """The likeliest label."""
+    probabilities: dict[str, float]
+    """The probability of each label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenClassification:
+    """What a classifier says of the tokens of a text."""
+
+    tokens: list[TokenLabel]
+    """An entry for each token, in order."""
+    logits: npt.NDArray[np.float32] = field(compare=False)
+    """What the model computed, float32 (tokens, labels)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def test_a_column_is_what_the_network_has(column: str) -> None:
 def test_initial_weights_are_what_the_table_says(preset: str) -> None:
     config = PRESETS[preset]
     torch.manual_seed(0)
-    gpt = GPT(config)
+    gpt: Any = GPT(config)
     scale = (2 * config.n_layer) ** -0.5 if config.norm == PRE else 1.0
     for block in gpt.h:
         for weight, std in ((block.attn.c_attn.weight, 0.02), (block.mlp.c_proj.weight, 0.02 * scale)):

@@ -20,8 +20,9 @@ from ortgpt.cli.report import info_lines
 from ortgpt_exporter import Quantization, export_bundle
 from ortgpt_exporter.evaluation.divergence import compare
 from ortgpt_exporter.evaluation.sample import split_rows
+from ortgpt_exporter.judges import calibration_for, open_float32
 from ortgpt_exporter.quantization.write import open_quantized, write_quantized
-from ortgpt_exporter.quantize import calibration_for, open_float32, recipe_for
+from ortgpt_exporter.quantize import recipe_for
 from support import TEXT, greedy_ids, write_checkpoint
 
 PROMPT = [40, 3, 77, 200, 5]

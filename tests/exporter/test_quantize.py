@@ -25,12 +25,13 @@ from ortgpt_exporter.checkpoint.load import find_folder
 from ortgpt_exporter.evaluation.batch_effects import measure_batch_effects
 from ortgpt_exporter.evaluation.divergence import compare
 from ortgpt_exporter.evaluation.sample import sample_rows, split_rows
+from ortgpt_exporter.judges import calibration_for
 from ortgpt_exporter.quantization.blocks import quantize_blocks
 from ortgpt_exporter.quantization.gptq import quantize_gptq
 from ortgpt_exporter.quantization.request import Quantization
 from ortgpt_exporter.quantization.rewrite_graph import RoundedMatrices
 from ortgpt_exporter.quantization.write import open_quantized, write_quantized
-from ortgpt_exporter.quantize import calibration_for, recipe_for
+from ortgpt_exporter.quantize import recipe_for
 from ortgpt_models import load_gpt, save_gpt
 from outliers import inject
 from support import TEXT, reseal, write_checkpoint
@@ -173,7 +174,7 @@ def test_logits_that_are_not_finite_are_not_accepted(
         monkeypatch.setattr(engine, "prefill", spoil)
         return engine
 
-    monkeypatch.setattr("ortgpt_exporter.quantize.open_quantized", spoiled)
+    monkeypatch.setattr("ortgpt_exporter.judges.open_quantized", spoiled)
     reason = r"the int8 bundle loses too much accuracy: perplexity ratio nan \(accepted: 1\.01\), KL nan .*; try "
     with pytest.raises(ExportError, match=reason):
         quantize_bundle(source, tmp_path / "out", Quantization(dtype="int8"))
@@ -431,7 +432,7 @@ def test_the_retry_is_measured_on_the_same_rows_which_are_drawn_once(
         return compare(baseline, candidate, rows, **keywords)
 
     monkeypatch.setattr("ortgpt_exporter.texts.sample_rows", draw)
-    monkeypatch.setattr("ortgpt_exporter.quantize.compare", spy)
+    monkeypatch.setattr("ortgpt_exporter.judges.compare", spy)
     with pytest.raises(ExportError, match="with 4 matrices in 8 bits"):
         quantize_bundle(source, tmp_path / "out", Quantization(dtype="int4", max_kl=1e-9))
     assert len(drawn) == 1

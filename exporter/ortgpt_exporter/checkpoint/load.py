@@ -20,10 +20,11 @@ from ortgpt_exporter.checkpoint.generation_defaults import GenerationDefaults, r
 from ortgpt_exporter.checkpoint.lora import adapter_file, merge_adapter
 from ortgpt_exporter.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
 from ortgpt_exporter.errors import ExportError
+from ortgpt_models.classifier import GPTClassifier
 from ortgpt_models.errors import ModelError
 from ortgpt_models.files import file_is_there
 from ortgpt_models.gpt import GPT
-from ortgpt_models.hf_checkpoint import CONFIG_FILE, load_gpt, weight_files
+from ortgpt_models.hf_checkpoint import CONFIG_FILE, load_network, weight_files
 from ortgpt_models.nanogpt import load_nanogpt
 from ortgpt_models.progress import OnProgress
 
@@ -78,9 +79,12 @@ class Checkpoint:
     tokenizer_files: TokenizerFiles
     """Its tokenizer."""
     generation_config: Mapping[str, Any]
-    """The generation defaults: the values of generation_config.json, or else those of config.json."""
+    """The generation defaults: the values of generation_config.json, or else those of config.json; none for a
+    classifier."""
     source: Source
     """Where the checkpoint came from, as the manifest records it."""
+    classifier: GPTClassifier | None = None
+    """The network with its head, if it is a classifier's; `gpt` is its body."""
     notes: tuple[str, ...] = ()
     """Facts to tell the user, one line each."""
 
@@ -123,11 +127,14 @@ def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
     tokens = place if source.tokenizer is None else _locate(source.tokenizer, hub.TOKENIZER, on_progress)
     adapter = None if source.adapter is None else _locate(source.adapter, hub.ADAPTER, on_progress)
     notes: list[str] = []
+    classifier = None
     if is_file:
         gpt = load_nanogpt(place.path, activation_function=source.activation or "gelu", on_note=notes.append)
         weights = [place.path]
     else:
-        gpt = load_gpt(place.path, on_note=notes.append)
+        network = load_network(place.path, on_note=notes.append)
+        classifier = network if isinstance(network, GPTClassifier) else None
+        gpt = network.gpt if isinstance(network, GPTClassifier) else network
         weights = weight_files(place.path)
     files = read_tokenizer(tokens.path, rows=gpt.config.vocab_size)
     if gpt.config.vocab_size < files.tokenizer.vocab_size:
@@ -135,6 +142,9 @@ def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
             f"{tokens.path}: the tokenizer has {files.tokenizer.vocab_size} ids, the model only "
             f"{gpt.config.vocab_size} rows; use the tokenizer that the model was trained with"
         )
+    if classifier is not None:
+        _refuse_for_classifier(source)
+        return _classifier_checkpoint(classifier, files, place, tokens, notes)
     defaults = _defaults(place, source, gpt, files)
     gpt.config = replace(gpt.config, bos_token_id=defaults.bos_token_id, eos_token_id=defaults.eos_token_id)
     if adapter is not None:
@@ -148,6 +158,40 @@ def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
         tokenizer_files=files,
         generation_config=defaults.values,
         source=_source(place, adapter, weights),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _refuse_for_classifier(source: CheckpointSource) -> None:
+    """Raise ExportError for what a classifier cannot be loaded with."""
+    if source.adapter is not None:
+        raise ExportError(
+            f"{source.name} is a classifier, and its head may be part of the adapter {source.adapter}; merge the two "
+            "with peft (`model.merge_and_unload().save_pretrained(OUT)`), and export OUT"
+        )
+    named = {"bos_token_id": source.bos_token_id, "eos_token_id": source.eos_token_id}
+    idle = [name for name, value in named.items() if value is not None]
+    if idle:
+        raise ExportError(f"{' and '.join(idle)} would have no effect: {source.name} is a classifier; leave it out")
+
+
+def _classifier_checkpoint(
+    classifier: GPTClassifier, files: TokenizerFiles, place: _Place, tokens: _Place, notes: list[str]
+) -> Checkpoint:
+    gpt, weights = classifier.gpt, weight_files(place.path)
+    # Many classifiers of a small vocabulary state GPT-2's own ids; no text of a classifier begins or ends with one.
+    bos, eos = (
+        each if each is not None and each < files.tokenizer.vocab_size else None
+        for each in (gpt.config.bos_token_id, gpt.config.eos_token_id)
+    )
+    gpt.config = replace(gpt.config, bos_token_id=bos, eos_token_id=eos)
+    notes = [*place.notes, *tokens.notes, *_weight_notes(place, weights, gpt), *notes, *files.notes]
+    return Checkpoint(
+        gpt=gpt,
+        tokenizer_files=files,
+        generation_config={},
+        source=_source(place, None, weights),
+        classifier=classifier,
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -13,10 +13,11 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from ortgpt.contract import DType, Flavour, KVShape, Spec, graph_tensors
+from ortgpt.contract import DType, Flavour, KVShape, Spec, Task, classifier_tensors, graph_tensors
 from ortgpt_exporter.errors import ExportError
-from ortgpt_exporter.graph.torch_modules import ATTENTION, GRAPHS, MICROSOFT, WideHead
-from ortgpt_models import GPT, GPTConfig
+from ortgpt_exporter.graph.classifier_modules import CLASSIFIER_GRAPHS, ClassifierGraph
+from ortgpt_exporter.graph.torch_modules import ATTENTION, GRAPHS, MICROSOFT, FlavouredGraph, WideHead
+from ortgpt_models import GPT, ClassifierConfig, GPTClassifier, GPTConfig
 from ortgpt_models.gpt import Conv1D
 from ortgpt_models.quiet import quiet_warnings
 
@@ -33,14 +34,45 @@ def export_graph(gpt: GPT, flavour: str, dtype: str) -> ir.Model:
     Raises ExportError if the attention is not that of the flavour, or if a weight is too large for float16. Whether the
     tensors have the contract's types and axes is checked where the runtime opens the file.
     """
-    config = gpt.config
-    head_dim = cache_head_dim(config, flavour)
+    module = GRAPHS[flavour](_adapted(gpt, flavour, dtype, wide_head=True))
+    return _export(module, flavour, gpt.config.n_layer, *tensors_of(gpt.config, flavour, dtype))
+
+
+def export_classifier(classifier: GPTClassifier, flavour: str, dtype: str) -> ir.Model:
+    """Export a classifier, unchanged, as a graph whose body computes in `dtype`; raises as export_graph() does."""
+    config, gpt = classifier.config, classifier.gpt
+    head = {f"{config.head_name}.{name}": tensor for name, tensor in classifier.named_parameters(recurse=False)}
+    body = _adapted(gpt, flavour, dtype, wide_head=False)
+    module = CLASSIFIER_GRAPHS[flavour](GPTClassifier(body, config, head))
+    return _export(module, flavour, gpt.config.n_layer, *classifier_tensors_of(config))
+
+
+def classifier_tensors_of(config: ClassifierConfig) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    """Return the contract's inputs and outputs for a classifier."""
+    return classifier_tensors(task_of(config), len(config.labels))
+
+
+def task_of(config: ClassifierConfig) -> str:
+    """Return the task of a classifier."""
+    return Task.TOKEN_CLASSIFICATION if config.labels_tokens else Task.TEXT_CLASSIFICATION
+
+
+def _adapted(gpt: GPT, flavour: str, dtype: str, *, wide_head: bool) -> GPT:
+    """Return the network in `dtype`, with heads as wide as the flavour's attention takes them."""
+    head_dim = cache_head_dim(gpt.config, flavour)
     if dtype == DType.FLOAT16:
-        gpt = halve(gpt)
-    if head_dim != config.head_dim:
-        gpt = pad_heads(gpt, head_dim)
-    module = GRAPHS[flavour](gpt).eval()
-    inputs, outputs = tensors_of(config, flavour, dtype)
+        gpt = halve(gpt, wide_head=wide_head)
+    return gpt if head_dim == gpt.config.head_dim else pad_heads(gpt, head_dim)
+
+
+def _export(
+    module: FlavouredGraph | ClassifierGraph,
+    flavour: str,
+    n_layer: int,
+    inputs: dict[str, Spec],
+    outputs: dict[str, Spec],
+) -> ir.Model:
+    module.eval()
     with _quiet():
         program = torch.onnx.export(
             module,
@@ -59,7 +91,7 @@ def export_graph(gpt: GPT, flavour: str, dtype: str) -> ir.Model:
         assert value.name is not None
         value.name = value.name.removeprefix("gpt.")  # those of GPT-2 checkpoints
     _name_axes(model, inputs | outputs)
-    check_operators(model, flavour, config.n_layer)
+    check_operators(model, flavour, n_layer)
     return model
 
 
@@ -105,8 +137,8 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 @torch.no_grad()
-def halve(gpt: GPT) -> GPT:
-    """Return a copy in float16 whose head is a WideHead.
+def halve(gpt: GPT, *, wide_head: bool = True) -> GPT:
+    """Return a copy in float16, whose head is a WideHead unless that is not wanted.
 
     Raises ExportError, which names the weights, for values beyond float16.
     """
@@ -120,8 +152,9 @@ def halve(gpt: GPT) -> GPT:
     with torch.device("meta"):
         half = GPT(gpt.config)
     half.load_state_dict(state, assign=True)
-    name = "wte" if gpt.config.tie_word_embeddings else "lm_head"
-    setattr(half, name, WideHead(half.head.weight))  # has the interface that GPT uses
+    if wide_head:
+        name = "wte" if gpt.config.tie_word_embeddings else "lm_head"
+        setattr(half, name, WideHead(half.head.weight))  # has the interface that GPT uses
     return half.eval()
 
 

@@ -84,7 +84,7 @@ class NativeGraph(FlavouredGraph):
 
     @property
     def dynamic_shapes(self) -> tuple[Any, ...]:
-        batch, seq, hidden_count, logit_count, capacity = _dims(
+        batch, seq, hidden_count, logit_count, capacity = dims(
             Axis.BATCH, Axis.SEQUENCE, Axis.HIDDEN, Axis.LOGIT, Axis.CACHE
         )
         cache = [{0: batch, 2: capacity}] * len(KEY_VALUE) * self.gpt.config.n_layer
@@ -134,7 +134,7 @@ class PortableGraph(FlavouredGraph):
 
     @property
     def dynamic_shapes(self) -> tuple[Any, ...]:
-        batch, seq, past = _dims(Axis.BATCH, Axis.SEQUENCE, Axis.PAST)
+        batch, seq, past = dims(Axis.BATCH, Axis.SEQUENCE, Axis.PAST)
         cache = [{0: batch, 2: past}] * len(KEY_VALUE) * self.gpt.config.n_layer
         # torch itself infers that the mask is as long as past and new tokens together.
         return ({0: batch, 1: seq}, {0: batch, 1: torch.export.Dim.AUTO}, {0: batch, 1: seq}, cache)
@@ -238,5 +238,6 @@ class _GrowingAttention:
         return merge_heads(torch.softmax(scores, dim=-1) @ value)
 
 
-def _dims(*names: str) -> tuple[Any, ...]:
+def dims(*names: str) -> tuple[Any, ...]:
+    """Return a dynamic axis for each name."""
     return tuple(torch.export.Dim(name) for name in names)

@@ -20,6 +20,7 @@ from ortgpt_exporter.quantization.request import (
 )
 
 EMBEDDING, POSITIONS, HEAD = "wte.weight", "wpe.weight", "lm_head.weight"  # a tied head is the embedding
+LABEL_HEADS = ("score.weight", "classifier.weight")  # those of classifiers
 # Most of the accuracy loss comes from the head, so it uses smaller blocks than the layers. In blocks of 32, MatMulNBits
 # rounds one row as it rounds several.
 _MAX_HEAD_BLOCK = {DType.INT8: 64, DType.INT4: 32}

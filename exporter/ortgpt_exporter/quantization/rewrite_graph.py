@@ -18,7 +18,7 @@ from ortgpt_exporter.quantization.blocks import Blocks, quantize_blocks
 from ortgpt_exporter.quantization.gptq import quantize_gptq
 from ortgpt_exporter.quantization.hessians import Hessian
 from ortgpt_exporter.quantization.integer_nodes import LOOK_UPS, PRODUCTS, is_transposed
-from ortgpt_exporter.quantization.recipe import EMBEDDING, POSITIONS, Recipe, Rounding
+from ortgpt_exporter.quantization.recipe import EMBEDDING, LABEL_HEADS, POSITIONS, Recipe, Rounding
 from ortgpt_exporter.quantization.smoothquant import smooth
 
 # In 8 bits activations are rounded as coarsely as weights, and smoothing all channels halves the loss. In 4 bits nearly
@@ -90,9 +90,12 @@ def parameter_count(model: ir.Model) -> int:
 
 
 def unweighted_products(model: ir.Model) -> dict[str, str]:
-    """Return the products of two activations, by the names of their nodes, and why they are not quantised."""
+    """Return the products that are not quantised, by the names of their nodes or of a classifier's head, and why."""
     nodes = (node for node in model.graph if node.op_type in _PRODUCTS and matrix_of(node) is None)
-    return {str(node.name): "multiplies two activations" for node in nodes}
+    heads = {node: _label_head(node) for node in nodes}
+    return {
+        head or str(node.name): "is small" if head else "multiplies two activations" for node, head in heads.items()
+    }
 
 
 def smooth_graph(model: ir.Model, dtype: str, *, n_layer: int, norm: str) -> None:
@@ -158,7 +161,12 @@ def matrix_of(node: ir.Node) -> str | None:
     value = None if place is None else node.inputs[place]
     if value is None or not value.is_initializer() or value.shape is None or len(value.shape) != 2:
         return None
-    return value.name
+    return None if _label_head(node) else value.name
+
+
+def _label_head(node: ir.Node) -> str | None:
+    """Return the weight of a node that is the head of a classifier, which has few rows and stays as it is."""
+    return next((value.name for value in node.inputs if value is not None and value.name in LABEL_HEADS), None)
 
 
 def _is_look_up(node: ir.Node) -> bool:

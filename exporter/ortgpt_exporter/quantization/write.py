@@ -14,11 +14,13 @@ from google.protobuf.message import DecodeError
 
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import FileEntry, GraphSpec
+from ortgpt.classifier import Classifier
 from ortgpt.contract import DType, File, Role, Target
 from ortgpt.engine.engine import Engine
 from ortgpt.engine.prefill_graph import find_prefill_graph
 from ortgpt.ort.device import Device
 from ortgpt.ort.session import open_graph
+from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.graph.read import read_graph
 from ortgpt_exporter.graph.save import save_graph
@@ -118,10 +120,19 @@ def _hessians(
 
 def open_quantized(source: Bundle, folder: Path) -> Engine:
     """Open on the CPU what write_quantized() wrote."""
+    return open_engine(_unsealed(source, folder))
+
+
+def open_quantized_classifier(source: Bundle, folder: Path, tokenizer: Tokenizer) -> Classifier:
+    """Open on the CPU the classifier that write_quantized() wrote."""
+    return open_classifier(_unsealed(source, folder), tokenizer)
+
+
+def _unsealed(source: Bundle, folder: Path) -> Bundle:
     # The manifest is not written yet. Opening a graph reads only the names of the files.
     files = {path.name: FileEntry(size=path.stat().st_size, sha256="") for path in folder.iterdir()}
     manifest = replace(source.manifest, graphs=graphs_in(source, folder), files=files)
-    return open_engine(replace(source, path=folder, manifest=manifest, places={}))
+    return replace(source, path=folder, manifest=manifest, places={})
 
 
 def open_engine(bundle: Bundle) -> Engine:
@@ -129,6 +140,11 @@ def open_engine(bundle: Bundle) -> Engine:
     session = open_graph(bundle, bundle.manifest.graphs[0], Device(Target.CPU))
     masked_tokens, prefill_graph = bundle.manifest.masked_tokens, find_prefill_graph(bundle, session)
     return Engine(session, bundle.config, masked_tokens=masked_tokens, prefill_graph=prefill_graph)
+
+
+def open_classifier(bundle: Bundle, tokenizer: Tokenizer) -> Classifier:
+    """Open the bundle of a classifier on the CPU."""
+    return Classifier(bundle, open_graph(bundle, bundle.manifest.graphs[0], Device(Target.CPU)), tokenizer)
 
 
 def graphs_in(source: Bundle, folder: Path) -> tuple[GraphSpec, ...]:

@@ -15,26 +15,30 @@ from typing import Any
 
 from ortgpt.bundle.checked_json import read_json_object
 from ortgpt.bundle.files import reading
+from ortgpt.bundle.label_config import LabelConfig
 from ortgpt.bundle.manifest import FileEntry, Manifest
 from ortgpt.bundle.model_config import ModelConfig
 from ortgpt.bundle.places import LINK_OUT, Place, check_same, find_files
-from ortgpt.contract import File
+from ortgpt.contract import File, Task
 from ortgpt.errors import BundleError, BundleNotFoundError, OptionError, listed, shown
 
 BUILT_IN = Path(__file__).parents[1] / "builtin"
 BUILT_IN_NAMES = ("austen",)
 OWN_NAMES = frozenset(value for name, value in vars(File).items() if name.isupper())
-_REQUIRED = (File.CONFIG, File.GENERATION_CONFIG, File.VOCAB, File.MERGES)
+_REQUIRED = (File.CONFIG, File.VOCAB, File.MERGES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """An opened bundle: its folder, manifest and configuration, and the generation defaults as parsed JSON."""
+    """An opened bundle: its folder, manifest and configuration."""
 
     path: Path
     manifest: Manifest
     config: ModelConfig
-    generation_config: Mapping[str, Any]
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    """The generation defaults as parsed JSON; empty for a classifier, which has none."""
+    labels: LabelConfig | None = None
+    """The labels of a classifier."""
     places: Mapping[str, Place] = field(default_factory=dict, compare=False, repr=False)
     """Where each file was when the bundle was opened; empty for one that is being written or was just moved."""
 
@@ -77,11 +81,13 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
         faults = [*_unlisted(manifest), *faults, *_folder_faults(folder, manifest, places)]
     if faults:
         raise not_intact(folder, faults)
+    values, generates = read_json_object(folder / File.CONFIG), manifest.task == Task.TEXT_GENERATION
     return Bundle(
         path=folder,
         manifest=manifest,
-        config=ModelConfig.from_dict(read_json_object(folder / File.CONFIG)),
-        generation_config=read_json_object(folder / File.GENERATION_CONFIG),
+        config=ModelConfig.from_dict(values),
+        generation_config=read_json_object(folder / File.GENERATION_CONFIG) if generates else {},
+        labels=None if generates else LabelConfig.from_dict(values, manifest.task),
         places=places,
     )
 
@@ -139,7 +145,10 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
         names = os.listdir(folder)
     if File.MANIFEST not in names:
         raise BundleNotFoundError(_not_found(folder, f"holds no {File.MANIFEST}"))
-    places, faults = find_files(folder, _REQUIRED)
+    # Which further files a bundle needs, the manifest decides.
+    places, faults = find_files(
+        folder, [*_REQUIRED, *([File.GENERATION_CONFIG] if File.GENERATION_CONFIG in names else [])]
+    )
     manifest = places.get(File.MANIFEST)
     if faults and (manifest is None or manifest.is_outside):  # it is read from elsewhere only if the others lie there
         raise not_intact(folder, list(faults.values()))
@@ -151,7 +160,8 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
 
 
 def _unlisted(manifest: Manifest) -> Iterator[str]:
-    for name in (*_REQUIRED, *(graph.file for graph in manifest.graphs)):
+    defaults = (File.GENERATION_CONFIG,) if manifest.task == Task.TEXT_GENERATION else ()
+    for name in (*_REQUIRED, *defaults, *(graph.file for graph in manifest.graphs)):
         if name not in manifest.files:
             yield f"{name!r} is not listed in the manifest"
 

@@ -63,7 +63,7 @@ class GraphSpec:
     """One ONNX graph of a bundle."""
 
     role: str
-    """What it computes: "decoder", "prefill" or "selector". A reader ignores graphs of other roles."""
+    """What it computes: "decoder", "prefill", "selector" or "classifier". A reader ignores graphs of other roles."""
     file: str
     """The name of its file."""
     flavour: str
@@ -220,6 +220,38 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How the labels of a quantised classifier compare with those of the float32 classifier that it was made of."""
+
+    text: str
+    """The text that both labelled, or where it comes from."""
+    texts: int
+    """How many texts it has."""
+    labelled: int
+    """How many texts, or, of a classifier of tokens, how many tokens got labels."""
+    kl: float | None
+    """KL(float32 ‖ quantised) of the probabilities, in nats, the mean over them; null for a regression."""
+    same_labels: float | None
+    """The fraction of them that got the same labels; null for a regression."""
+    max_abs_diff: float
+    """The largest difference of two logits."""
+    bytes_per_parameter: float = checked(above_zero=True)
+    """The bytes that the weights take, per parameter of the network."""
+    tokens_per_s: float = checked(above_zero=True)
+    """The speed on a text of 128 tokens."""
+    baseline_tokens_per_s: float = checked(above_zero=True)
+    """The same of the float32 bundle."""
+    threads: int
+    """The threads that the speeds were measured with."""
+    cpu_features: tuple[str, ...]
+    """The instruction sets of the CPU that they were measured on."""
+    matrices: Mapping[str, int]
+    """How many matrices have each precision."""
+    left_out: Mapping[str, str]
+    """The matrices that were left out, each with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Everything that ortgpt.json says, beside its own sha256."""
 
@@ -232,7 +264,7 @@ class Manifest:
     tokenizer: TokenizerSpec
     """Which tokenizer the files describe."""
     graphs: tuple[GraphSpec, ...] = checked(least_items=1)
-    """The graphs, the decoder first."""
+    """The graphs, the decoder or classifier first."""
     precision: Precision
     """The precision of the weights, and what it promises."""
     source: Source
@@ -246,7 +278,9 @@ class Manifest:
     verification: tuple[Check, ...]
     """How the graph was compared with PyTorch."""
     evidence: Evidence | None = None
-    """How a quantised bundle compares with the float32 one."""
+    """How the quantised bundle of a language model compares with the float32 one."""
+    agreement: Agreement | None = None
+    """How the quantised bundle of a classifier compares with the float32 one."""
 
     def to_json(self) -> str:
         """Return the text of ortgpt.json, its own sha256 included."""

@@ -18,6 +18,7 @@ import click
 
 from ortgpt import __version__
 from ortgpt.bundle.folder import open_bundle
+from ortgpt.cli.classify import classify
 from ortgpt.cli.options import device_options, flag_mention, json_option
 from ortgpt.cli.report import diagnosis_lines, info_lines, info_values
 from ortgpt.cli.streams import json_text, printable, read_text, write_line
@@ -75,6 +76,7 @@ def main() -> None:
 
 main.add_command(generate)
 main.add_command(chat)
+main.add_command(classify)
 
 
 @main.command()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from ortgpt.bundle.folder import Bundle
-from ortgpt.bundle.manifest import Evidence, Promise
+from ortgpt.bundle.manifest import Agreement, Evidence, Promise
 from ortgpt.contract import Norm
 
 
@@ -16,7 +17,8 @@ def info_values(bundle: Bundle) -> dict[str, Any]:
     values = dataclasses.asdict(bundle.manifest)
     sizes = {name: entry["size"] for name, entry in values.pop("files").items()}
     sums = {"size_bytes": sum(sizes.values()), "file_sizes_bytes": sizes}
-    return {"path": str(bundle.path), **shape, **values, **sums}
+    labels = {} if bundle.labels is None else dataclasses.asdict(bundle.labels)
+    return {"path": str(bundle.path), **shape, **labels, **values, **sums}
 
 
 def info_lines(bundle: Bundle) -> list[str]:
@@ -37,6 +39,9 @@ def info_lines(bundle: Bundle) -> list[str]:
         "onnxruntime": f"{manifest.minimum_onnxruntime} or newer",
         "size in bytes": f"{sum(entry.size for entry in manifest.files.values()):,}",
     }
+    if bundle.labels is not None:
+        names, kind = bundle.labels.labels, bundle.labels.problem_type.replace("_", " ")
+        facts["labels"] = f"{len(names):,} ({_some([*names])}), {manifest.task}, {kind}"
     facts |= {f"  {name}": f"{entry.size:,}" for name, entry in manifest.files.items()}
     facts |= {f"graph {graph.file}": str(graph) for graph in manifest.graphs}
     for check in manifest.verification:
@@ -44,7 +49,8 @@ def info_lines(bundle: Bundle) -> list[str]:
         facts[f"verified: {check.name}"] = difference
     width = max(map(len, facts)) + 2
     lines = [f"{name:<{width}}{value}" for name, value in facts.items()]
-    return lines + ([] if manifest.evidence is None else evidence_lines(manifest.evidence))
+    lines += [] if manifest.evidence is None else evidence_lines(manifest.evidence)
+    return lines + ([] if manifest.agreement is None else agreement_lines(manifest.agreement))
 
 
 def evidence_lines(evidence: Evidence) -> list[str]:
@@ -66,15 +72,38 @@ def evidence_lines(evidence: Evidence) -> list[str]:
             )
         ),
     ]
-    matrices = ", ".join(f"{count} in {dtype}" for dtype, count in evidence.matrices.items())
+    return _table(rows) + _quantized_lines(evidence)
+
+
+def agreement_lines(agreement: Agreement) -> list[str]:
+    """Return the measurements of a quantised classifier as a table."""
+    this, baseline = agreement.tokens_per_s, agreement.baseline_tokens_per_s
+    rows = [(f"on {agreement.texts:,} texts, {agreement.text}", "this", "float32", "")]
+    if agreement.kl is not None and agreement.same_labels is not None:
+        rows.append(("KL divergence, nats", f"{agreement.kl:.5f}", "", ""))
+        rows.append(("same labels", f"{100 * agreement.same_labels:.1f}%", "", ""))
+    rows += [
+        ("largest difference of logits", f"{agreement.max_abs_diff:.4f}", "", ""),
+        ("bytes per parameter", f"{agreement.bytes_per_parameter:.3f}", "4.000", ""),
+        ("tokens/s", f"{this:,.0f}", f"{baseline:,.0f}", f"{this / baseline:.2f}x"),
+    ]
+    return _table(rows) + _quantized_lines(agreement)
+
+
+def _table(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
+    return [f"{what:<48}{this:>10}{baseline:>10}{ratio:>10}".rstrip() for what, this, baseline, ratio in rows]
+
+
+def _quantized_lines(found: Evidence | Agreement) -> list[str]:
+    """Return what became of the matrices, and what the speeds were measured with."""
+    matrices = ", ".join(f"{count} in {dtype}" for dtype, count in found.matrices.items())
     names_of: dict[str, list[str]] = {}
-    for name, reason in evidence.left_out.items():
+    for name, reason in found.left_out.items():
         names_of.setdefault(reason, []).append(name)
     left_out = "; ".join(f"{_some(names)} ({reason})" for reason, names in names_of.items()) or "none"
     return [
-        *(f"{what:<48}{this:>10}{baseline:>10}{ratio:>10}".rstrip() for what, this, baseline, ratio in rows),
         f"matrices: {matrices}; left out: {left_out}",
-        f"measured with {evidence.threads} threads, CPU with {' '.join(evidence.cpu_features) or 'unknown features'}",
+        f"measured with {found.threads} threads, CPU with {' '.join(found.cpu_features) or 'unknown features'}",
     ]
 
 

@@ -77,6 +77,11 @@ def choose_graph(graphs: Sequence[GraphSpec], device: str, providers: Sequence[s
 def _is_known(graph: GraphSpec) -> bool:
     """Tell whether this runtime can run a graph of this kind; a bundle may also hold others."""
     return (
+        graph.role == Role.CLASSIFIER
+        and graph.target in PROVIDERS
+        and graph.flavour in CACHE_KINDS
+        and graph.cache is None
+    ) or (
         graph.role == Role.DECODER
         and graph.target in PROVIDERS
         and graph.cache is not None

@@ -20,7 +20,7 @@ from ortgpt.background import Background
 from ortgpt.bundle.external_data import external_files
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import CacheSpec, GraphSpec
-from ortgpt.contract import DType, KVShape, Role, Spec, Target, graph_tensors, topk_tensors
+from ortgpt.contract import DType, KVShape, Role, Spec, Target, classifier_tensors, graph_tensors, topk_tensors
 from ortgpt.errors import BundleError, ClosedError, DeviceError, OptionError, listed
 from ortgpt.forks import FORKED
 from ortgpt.native_call import native_call
@@ -244,7 +244,10 @@ def _check_tensors(bundle: Bundle, graph: GraphSpec, handle: Any) -> None:
     Raises BundleError with every difference.
     """
     config, cache = bundle.config, graph.cache
-    if graph.role == Role.SELECTOR or cache is None:
+    if graph.role == Role.CLASSIFIER:
+        labels = () if bundle.labels is None else bundle.labels.labels
+        inputs, outputs = classifier_tensors(bundle.manifest.task, len(labels))
+    elif graph.role == Role.SELECTOR or cache is None:
         inputs, outputs = topk_tensors(config.vocab_size, config.vocab_size - bundle.manifest.masked_tokens)
     else:
         kv_shape = KVShape(n_layer=config.n_layer, n_head=config.n_head, head_dim=cache.head_dim, dtype=cache.dtype)

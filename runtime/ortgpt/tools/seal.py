@@ -44,6 +44,10 @@ def _seal(folder: Path) -> list[str]:
         _, faults = find_listed(folder, manifest)
     if faults:
         raise not_intact(folder, faults)
+    if File.GENERATION_CONFIG not in manifest.files:
+        raise BundleError(
+            f"{folder} has no {File.GENERATION_CONFIG}, the only file to edit by hand: it generates no text"
+        )
     files = describe_files(folder, manifest.files)
     changed = [name for name, entry in files.items() if entry != manifest.files[name]]
     damaged = [name for name in changed if name != File.GENERATION_CONFIG]

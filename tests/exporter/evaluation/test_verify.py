@@ -12,7 +12,7 @@ import torch
 import ortgpt
 from ortgpt.bundle.manifest import Check
 from ortgpt.engine.forward import Logits
-from ortgpt_exporter.evaluation.verify import _compare, verify
+from ortgpt_exporter.evaluation.verify import compare_logits, verify
 from ortgpt_models import GPT, load_gpt
 
 
@@ -57,7 +57,7 @@ def test_a_wrong_position_is_noticed_at_the_end_of_the_context(small: ortgpt.Gen
 
 def compare(expected: list[list[float]], logits: list[list[float]]) -> Check:
     pair: tuple[Logits, Logits] = (np.array(expected, np.float32), np.array(logits, np.float32))
-    return _compare("x", iter([pair]), 1e-4)
+    return compare_logits("x", iter([pair]), 1e-4)
 
 
 def test_what_a_check_accepts() -> None:
