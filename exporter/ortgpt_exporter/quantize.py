@@ -38,7 +38,7 @@ from ortgpt_exporter.quantization.write import (
     write_quantized,
 )
 from ortgpt_exporter.target_folder import check_target
-from ortgpt_exporter.texts import TextRows, read_text, rows_to_measure, spread_rows
+from ortgpt_exporter.texts import TextRows, read_text, rows_to_measure, spread_rows, start_id_of
 from ortgpt_models.atomic_folder import write_folder
 from ortgpt_models.progress import OnProgress, Progress
 
@@ -81,7 +81,7 @@ def quantize_opened(
     calibration = calibration_for(source, recipe, model.tokenizer, quantization)
     text = rows_to_measure(model, quantization.eval_text)
     # The text of a request may be too short, or have one row.
-    rows = text.rows if quantization.eval_text is None else sample_rows(model.engine, model.start_id)
+    rows = text.rows if quantization.eval_text is None else sample_rows(model.engine, start_id_of(model))
     del model  # neither graph takes memory while matrices are rounded
     retries = _WIDENED if recipe.dtype == DType.INT4 else ()
     matrices: RoundedMatrices | None = {} if retries else None  # what a retry does not round again
@@ -178,14 +178,14 @@ def _evidence(
     baseline: Engine, candidate: Engine, folder: Path, report: Report, divergence: Divergence, text: TextRows
 ) -> Evidence:
     before, after = measure_speed([baseline, candidate])
-    bits_per_nat_and_byte = 1 / (text.size_bytes * math.log(2))
+    per_byte = 1 / (text.size_bytes * math.log(2)) if text.size_bytes else None
     return Evidence(
         text=text.name,
         tokens=divergence.tokens,
         perplexity=rounded(divergence.perplexity),
         baseline_perplexity=rounded(divergence.baseline_perplexity),
-        bits_per_byte=rounded(divergence.nll * bits_per_nat_and_byte),
-        baseline_bits_per_byte=rounded(divergence.baseline_nll * bits_per_nat_and_byte),
+        bits_per_byte=per_byte and rounded(divergence.nll * per_byte),
+        baseline_bits_per_byte=per_byte and rounded(divergence.baseline_nll * per_byte),
         kl=rounded(divergence.kl),
         top1=rounded(divergence.top1),
         top5=rounded(divergence.top5),

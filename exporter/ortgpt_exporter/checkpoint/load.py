@@ -18,7 +18,8 @@ from ortgpt.options.validation import integer, token_ids
 from ortgpt_exporter.checkpoint import hub
 from ortgpt_exporter.checkpoint.generation_defaults import GenerationDefaults, read_generation_defaults
 from ortgpt_exporter.checkpoint.lora import adapter_file, merge_adapter
-from ortgpt_exporter.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
+from ortgpt_exporter.checkpoint.tokenizer_files import no_tokenizer, read_tokenizer
+from ortgpt_exporter.checkpoint.tokenizer_folder import TokenizerFiles
 from ortgpt_exporter.errors import ExportError
 from ortgpt_models.errors import ModelError
 from ortgpt_models.files import file_is_there
@@ -29,12 +30,13 @@ from ortgpt_models.progress import OnProgress
 
 BUNDLED = ("austen",)
 END_OF_TEXT = "<|endoftext|>"
+NO_TOKENIZER = "none"
 
 _HUB_ID = "a hub id like openai-community/gpt2"
 _ACCEPTED = {
     hub.CHECKPOINT: f"a Hugging Face folder, a nanoGPT ckpt.pt, {_HUB_ID}, or one of: {', '.join(BUNDLED)}",
     hub.TOKENIZER: "a folder with the files of a tokenizer, a tokenizer.json of any name, "
-    f"{_HUB_ID}, or one of: {', '.join(BUNDLED)}",
+    f"{_HUB_ID}, or one of: {', '.join((*BUNDLED, NO_TOKENIZER))}",
     hub.ADAPTER: f"the folder of a PEFT adapter, or {_HUB_ID}",
 }
 
@@ -47,8 +49,8 @@ class CheckpointSource:
     """A Hugging Face folder, a nanoGPT file, a hub id (owner/name) or `austen`; a folder that exists wins."""
     _: KW_ONLY
     tokenizer: str | Path | None = None
-    """A folder, a tokenizer.json of any name or a hub id to take the tokenizer from (default: the checkpoint's own). A
-    nanoGPT file needs it."""
+    """A folder, a tokenizer.json of any name or a hub id to take the tokenizer from (default: the checkpoint's own), or
+    "none" for a bundle that takes and gives token ids. A nanoGPT file needs it."""
     adapter: str | Path | None = None
     """A folder or hub id with a PEFT adapter to merge into the weights (needs the extra `lora`)."""
     revision: str | None = None
@@ -120,7 +122,9 @@ def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
         raise ExportError(
             f"activation = {source.activation!r} is for a nanoGPT file; {source.name} states its own: leave it out"
         )
-    tokens = place if source.tokenizer is None else _locate(source.tokenizer, hub.TOKENIZER, on_progress)
+    tokens = place
+    if source.tokenizer is not None and source.tokenizer != NO_TOKENIZER:
+        tokens = _locate(source.tokenizer, hub.TOKENIZER, on_progress)
     adapter = None if source.adapter is None else _locate(source.adapter, hub.ADAPTER, on_progress)
     notes: list[str] = []
     if is_file:
@@ -129,7 +133,8 @@ def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
     else:
         gpt = load_gpt(place.path, on_note=notes.append)
         weights = weight_files(place.path)
-    files = read_tokenizer(tokens.path, rows=gpt.config.vocab_size)
+    rows = gpt.config.vocab_size
+    files = no_tokenizer(rows) if source.tokenizer == NO_TOKENIZER else read_tokenizer(tokens.path, rows=rows)
     if gpt.config.vocab_size < files.tokenizer.vocab_size:
         raise ExportError(
             f"{tokens.path}: the tokenizer has {files.tokenizer.vocab_size} ids, the model only "
@@ -211,7 +216,7 @@ def _refuse_other_file(path: Path, *, has_tokenizer: bool) -> None:
     if not has_tokenizer:
         raise ExportError(
             f"{path} is a file, and a nanoGPT checkpoint carries no tokenizer; name the one it was trained with "
-            "(--tokenizer): a folder, or for GPT-2's own openai-community/gpt2"
+            "(--tokenizer): a folder, for GPT-2's own openai-community/gpt2, or none for a bundle of token ids"
         )
 
 

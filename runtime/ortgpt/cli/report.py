@@ -51,7 +51,11 @@ def evidence_lines(evidence: Evidence) -> list[str]:
     rows = [
         (f"on {evidence.tokens:,} tokens, {evidence.text}", "this", "float32", ""),
         ("perplexity", f"{evidence.perplexity:.3f}", f"{evidence.baseline_perplexity:.3f}", ratio),
-        ("bits per byte", f"{evidence.bits_per_byte:.4f}", f"{evidence.baseline_bits_per_byte:.4f}", ""),
+        *(
+            [("bits per byte", f"{evidence.bits_per_byte:.4f}", f"{evidence.baseline_bits_per_byte:.4f}", "")]
+            if evidence.bits_per_byte is not None
+            else []
+        ),
         ("KL divergence, nats", f"{evidence.kl:.5f}", "", ""),
         ("same best token", f"{100 * evidence.top1:.1f}%", "", ""),
         ("same five best", f"{100 * evidence.top5:.1f}%", "", ""),

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ortgpt.errors import OptionError
+from ortgpt.errors import OptionError, shown
 from ortgpt.forks import ProcessLock
 from ortgpt.native_call import native_call
 from ortgpt.options.resolved import Grammar
@@ -40,6 +40,12 @@ class Grammars:
 
         Raises OptionError for a grammar that llguidance does not accept, and if llguidance is not installed.
         """
+        if not self._tokenizer.is_byte_level:
+            raise OptionError(
+                "{grammar.name} needs a byte-level tokenizer, and this bundle's, of kind {kind}, is none",
+                {"grammar": grammar},
+                kind=shown(self._tokenizer.kind),
+            )
         if importlib.util.find_spec("llguidance") is None:
             raise OptionError(
                 "{grammar.name} needs llguidance, which is not installed; {hint}",

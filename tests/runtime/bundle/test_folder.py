@@ -25,7 +25,7 @@ from ortgpt.bundle.folder import open_bundle, sha256_of
 from ortgpt.bundle.writing import locked_folder
 from ortgpt.cli.report import info_lines
 from ortgpt.contract import File
-from ortgpt.text.tokenizer import Tokenizer
+from ortgpt.text.byte_level_bpe import ByteLevelBPE
 from ortgpt.tools.seal import seal_bundle
 from support import reseal
 
@@ -133,8 +133,8 @@ def test_what_may_not_be_read_is_named(small_bundle: Path, open_folder: Path) ->
     for name, read in (
         ("ortgpt.json", lambda: open_bundle(path)),
         ("config.json", lambda: open_bundle(path)),
-        ("vocab.json", lambda: Tokenizer.load(path)),
-        ("merges.txt", lambda: Tokenizer.load(path)),
+        ("vocab.json", lambda: ByteLevelBPE.load(path)),
+        ("merges.txt", lambda: ByteLevelBPE.load(path)),
         ("model.onnx", lambda: external_files(path / "model.onnx")),
         ("model.onnx.data", opened.verify_hashes),
     ):
