@@ -39,7 +39,7 @@ class TextRows:
 def read_text(tokenizer: Tokenizer, path: str | Path, *, min_tokens: int) -> TextRows:
     """Read a UTF-8 file: a text, or without a tokenizer token ids separated by white space.
 
-    Raises ExportError if it is not UTF-8, holds something else than ids, or has fewer than `min_tokens` tokens; OSError.
+    Raises ExportError if it is not UTF-8, holds anything but ids, or has fewer than `min_tokens` tokens; OSError.
     """
     text = read_utf8(path)
     is_text = tokenizer.kind != TokenizerKind.NONE

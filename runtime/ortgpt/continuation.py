@@ -84,7 +84,7 @@ class Continuation:
 
 
 def text_until(
-    tokenizer: Tokenizer, token_ids: Sequence[int], stops: Sequence[str], *, after: Sequence[int]
+    tokenizer: Tokenizer, token_ids: Sequence[int], stops: Sequence[str], *, after: Sequence[int] = ()
 ) -> tuple[str, str | None]:
     """Return the text of `token_ids`, which follow `after`, before a stop string, and the stop string or None."""
     stream, matcher = tokenizer.stream(after), StopMatcher(stops)

@@ -132,12 +132,12 @@ class LoadedModel:
     def prompt_ids(self, prompt: Prompt, name: str = "prompt") -> list[int]:
         """Return the ids of a prompt. Raises PromptError, which names it, for anything else and for unknown ids."""
         limit = self.engine.allowed_vocab_size
-        if isinstance(prompt, str) and (prompt or self.has_text):
-            if not self.has_text:
+        if isinstance(prompt, str):
+            if prompt and not self.has_text:
                 raise PromptError(
                     f"{name} = {shown(prompt)} (accepted: a sequence of token ids, since this bundle has no tokenizer)"
                 )
-            return self.tokenizer.encode(prompt)
+            return self.tokenizer.encode(prompt) if prompt else []
         try:
             array = np.asarray(prompt)
         except (TypeError, ValueError):

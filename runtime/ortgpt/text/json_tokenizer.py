@@ -40,7 +40,7 @@ class JsonTokenizer(Tokenizer):
             raise BundleError(f"{source} has no token")
         self._tokens = tokens
         self._added = dict(self._plain.get_added_tokens_decoder())
-        self._vocab_size = max(tokens) + 1
+        self._vocab_size: int = max(tokens) + 1
         decoder = json.loads(text).get("decoder")
         self.is_byte_level = are_bytes(decoder)
         self._letters = byte_of_letter()
@@ -117,7 +117,7 @@ class JsonTokenizer(Tokenizer):
         """
         if not self.is_byte_level:
             raise PromptError("the tokens of this tokenizer have no bytes of their own; decode() gives their text")
-        token = self._tokens.get(self._checked_id(token_id), "")
+        token: str = self._tokens.get(self._checked_id(token_id), "")
         try:
             return bytes(self._letters[letter] for letter in token)
         except KeyError:  # an added token, which is plain text

@@ -84,7 +84,9 @@ def test_every_character_is_split_as_transformers_splits_it(pair: tuple[ByteLeve
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_pieces_join_to_the_whole_and_never_cut_a_character(pair: tuple[ByteLevelBPE, Any], data: st.DataObject) -> None:
+def test_pieces_join_to_the_whole_and_never_cut_a_character(
+    pair: tuple[ByteLevelBPE, Any], data: st.DataObject
+) -> None:
     ours, _ = pair
     ids = data.draw(st.lists(st.integers(0, ours.vocab_size - 1), max_size=40))
     stream = ours.stream()
