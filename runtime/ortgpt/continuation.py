@@ -84,12 +84,21 @@ class Continuation:
 
 
 def text_until(
-    tokenizer: Tokenizer, token_ids: Sequence[int], stops: Sequence[str], *, after: Sequence[int] = ()
+    tokenizer: Tokenizer,
+    token_ids: Sequence[int],
+    stops: Sequence[str],
+    *,
+    after: Sequence[int] = (),
+    ended: bool = True,
 ) -> tuple[str, str | None]:
-    """Return the text of `token_ids`, which follow `after`, before a stop string, and the stop string or None."""
+    """Return the text of `token_ids`, which follow `after`, before a stop string, and the stop string or None.
+
+    What the stream holds at the end counts only if the ids have `ended`.
+    """
     stream, matcher = tokenizer.stream(after), StopMatcher(stops)
     ready = []
-    for part in [*map(stream.push, token_ids), stream.finish()]:
+    parts = [*map(stream.push, token_ids)]
+    for part in [*parts, stream.finish()] if ended else parts:
         text, stop = matcher.push(part)
         ready.append(text)
         if stop is not None:

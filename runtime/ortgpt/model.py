@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ortgpt.background import Background
 from ortgpt.bundle.folder import Bundle, open_bundle
-from ortgpt.contract import File, PromiseKind, TokenizerKind
+from ortgpt.contract import TOKENIZER_FILES, File, PromiseKind, TokenizerKind
 from ortgpt.engine.device_topk import open_device_topk
 from ortgpt.engine.engine import Engine
 from ortgpt.engine.prefill_graph import find_prefill_graph
@@ -28,7 +28,7 @@ from ortgpt.options.resolved import ResolvedOptions
 from ortgpt.ort.package import install_hint
 from ortgpt.ort.session import plan_session
 from ortgpt.sampling.grammar import Grammars
-from ortgpt.text.open_tokenizer import TOKENIZER_FILES, open_tokenizer
+from ortgpt.text.open_tokenizer import open_tokenizer
 from ortgpt.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]

@@ -103,6 +103,8 @@ def _gpt2_files(folder: TokenizerFolder, has_others: bool, rows: int) -> Tokeniz
     """Return the files of a tokenizer that has GPT-2's vocabulary and merges, by the way in which it uses them."""
     base = read_base(folder)
     files = byte_level_files(folder, base, rows, is_built=has_others)
+    if has_others:
+        as_it_is(folder)  # what `tokenizers` cannot read is damaged
     unreachable = unreachable_merges(base.merges)
     add_prefix_space = folder.config.get("add_prefix_space")
     is_plain = folder.class_name in PLAIN_CLASSES

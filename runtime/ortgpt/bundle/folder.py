@@ -18,13 +18,13 @@ from ortgpt.bundle.files import reading
 from ortgpt.bundle.manifest import FileEntry, Manifest
 from ortgpt.bundle.model_config import ModelConfig
 from ortgpt.bundle.places import LINK_OUT, Place, check_same, find_files
-from ortgpt.contract import File
+from ortgpt.contract import TOKENIZER_FILES, File
 from ortgpt.errors import BundleError, BundleNotFoundError, OptionError, listed, shown
 
 BUILT_IN = Path(__file__).parents[1] / "builtin"
 BUILT_IN_NAMES = ("austen",)
 OWN_NAMES = frozenset(value for name, value in vars(File).items() if name.isupper())
-_REQUIRED = (File.CONFIG, File.GENERATION_CONFIG, File.VOCAB, File.MERGES)
+_REQUIRED = (File.CONFIG, File.GENERATION_CONFIG)  # whatever the tokenizer's kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,8 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
 
 
 def _unlisted(manifest: Manifest) -> Iterator[str]:
-    for name in (*_REQUIRED, *(graph.file for graph in manifest.graphs)):
+    of_tokenizer = TOKENIZER_FILES[manifest.tokenizer.kind]
+    for name in (*_REQUIRED, *of_tokenizer, *(graph.file for graph in manifest.graphs)):
         if name not in manifest.files:
             yield f"{name!r} is not listed in the manifest"
 

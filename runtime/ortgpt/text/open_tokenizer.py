@@ -9,13 +9,6 @@ from ortgpt.text.byte_level_bpe import ByteLevelBPE
 from ortgpt.text.ids_only import IdsOnly
 from ortgpt.text.tokenizer import Tokenizer
 
-# The files that each kind of tokenizer is read from.
-TOKENIZER_FILES = {
-    TokenizerKind.BYTE_LEVEL_BPE: (File.VOCAB, File.MERGES),
-    TokenizerKind.TOKENIZER_JSON: (File.TOKENIZER,),
-    TokenizerKind.NONE: (),
-}
-
 
 def open_tokenizer(folder: Path, kind: str, *, rows: int) -> Tokenizer:
     """Open the tokenizer of `kind` in `folder`; without one, every one of the model's `rows` that it may pick is an id.
