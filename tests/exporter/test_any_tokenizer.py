@@ -208,7 +208,7 @@ def test_ids_only_refuses_text_in_one_line(ids_only: Path) -> None:
             with pytest.raises(
                 PromptError, match=r"= 'text' \(accepted: a sequence of token ids, since .* no tokenizer\)"
             ):
-                call("text")  # type: ignore[operator]  # the calls have different types
+                call("text")
         with pytest.raises(PromptError, match="give token ids"):
             generator.tokenizer.encode("text")
         with pytest.raises(OptionError, match=r"stop = \(.a.,\) would have no effect: this bundle has no tokenizer"):

@@ -329,6 +329,7 @@ def test_a_certain_model_is_quantised(tmp_path: Path) -> None:
     source = export_bundle(folder, tmp_path / "float32").path
     evidence = quantize_bundle(source, tmp_path / "out", Quantization(dtype="int8")).manifest.evidence
     assert evidence is not None
+    assert evidence.baseline_bits_per_byte is not None
     assert evidence.baseline_bits_per_byte < 1e-3
 
 
