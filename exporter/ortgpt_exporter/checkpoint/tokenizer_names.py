@@ -26,7 +26,7 @@ _OTHER_KINDS = {
     "*vocab.json": f"a vocabulary, to be renamed to {File.VOCAB}",
     "*merges.txt": f"merges, to be renamed to {File.MERGES}",
     "merges.json": f"merges as JSON, to be written to {File.MERGES} as one pair a line with a space between its parts",
-    "meta.pkl": f"the characters of a nanoGPT model, {_UNUSABLE}",
+    "meta.pkl": "the characters of a nanoGPT model; to use them, name the file (--tokenizer {folder}/{name})",
 }
 # Those that are fetched from a hub, so that the message about a missing tokenizer can name them.
 OTHER_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "aitextgen.tokenizer.json")

@@ -70,7 +70,7 @@ def test_a_whole_tokenizer_of_any_name_is_taken(folder: Path, small_checkpoint: 
         (["sentencepiece.bpe.model"], "sentencepiece.bpe.model is a SentencePiece model, which cannot be used"),
         (["tokenizer.model"], "tokenizer.model is a SentencePiece model, or one of tiktoken, which cannot be used"),
         (["gpt2.tiktoken"], "gpt2.tiktoken is ranks of tiktoken, which cannot be used"),
-        (["meta.pkl"], "meta.pkl is the characters of a nanoGPT model, which cannot be used"),
+        (["meta.pkl"], "meta.pkl is the characters of a nanoGPT model; to use them, name the file (--tokenizer "),
         (["my-vocab.json", "my-merges.txt"], "my-merges.txt is merges, to be renamed to merges.txt; my-vocab.json is"),
         (["merges.json", "vocab.json"], "merges.json is merges as JSON, to be written to merges.txt as one pair a"),
         (["aitextgen.tokenizer.json"], "is a tokenizer in one file; to use it, name the file (--tokenizer "),
