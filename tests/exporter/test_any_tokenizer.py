@@ -287,6 +287,7 @@ def test_both_kinds_are_quantised(kind: str, checkpoint: Path, folders: dict[str
     shown = CliRunner().invoke(main, ["info", str(bundle.path)])
     assert shown.exit_code == 0
     assert ("bits per byte" in shown.output) == (kind != "none")
+    assert ("none: calls take and give token ids" in shown.output) == (kind == "none")
     with ortgpt.load(bundle.path) as generator:
         assert len(generator.generate([5, 6], max_new_tokens=4).token_ids) == 4
 

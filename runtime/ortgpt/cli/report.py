@@ -7,6 +7,13 @@ from typing import Any
 
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import Evidence, Promise
+from ortgpt.contract import TokenizerKind
+
+# What `ortgpt info` says of a tokenizer of another kind than GPT-2's.
+_TOKENIZERS = {
+    TokenizerKind.TOKENIZER_JSON: "tokenizer.json, which needs the package tokenizers",
+    TokenizerKind.NONE: "none: calls take and give token ids",
+}
 
 
 def info_values(bundle: Bundle) -> dict[str, Any]:
@@ -35,6 +42,8 @@ def info_lines(bundle: Bundle) -> list[str]:
         "onnxruntime": f"{manifest.minimum_onnxruntime} or newer",
         "size in bytes": f"{sum(entry.size for entry in manifest.files.values()):,}",
     }
+    if manifest.tokenizer.kind in _TOKENIZERS:
+        facts["tokenizer"] = _TOKENIZERS[manifest.tokenizer.kind]
     facts |= {f"  {name}": f"{entry.size:,}" for name, entry in manifest.files.items()}
     facts |= {f"graph {graph.file}": str(graph) for graph in manifest.graphs}
     for check in manifest.verification:

@@ -33,15 +33,22 @@ class JsonTokenizer(Tokenizer):
         # Whether special tokens in a text count is state of the object, so there are two; the second is made when it
         # is first wanted. If two threads make it at once, either serves.
         self._plain = _build(text, source)
-        self._plain.encode_special_tokens = True
         self._marked: Any = None
-        tokens = {token_id: token for token, token_id in self._plain.get_vocab(with_added_tokens=True).items()}
+        with native_call:
+            self._plain.encode_special_tokens = True
+            vocab, added = self._plain.get_vocab(with_added_tokens=True), self._plain.get_added_tokens_decoder()
+        tokens = {token_id: token for token, token_id in vocab.items()}
         if not tokens:
             raise BundleError(f"{source} has no token")
         self._tokens = tokens
-        self._added = dict(self._plain.get_added_tokens_decoder())
+        self._added = frozenset(added)
+        values = json.loads(text)
+        model = values["model"]
+        unknown = (model.get("unk_token"), model.get("unk_id"))
+        special = {token_id for token_id, token in added.items() if token.special and token.content not in unknown}
+        self._starts = special.difference(unknown)  # a text begins after these
         self._vocab_size: int = max(tokens) + 1
-        decoder = json.loads(text).get("decoder")
+        decoder = values.get("decoder")
         self.is_byte_level = are_bytes(decoder)
         self._letters = byte_of_letter()
         self._is_local = depends_on_neighbours_only(decoder)
@@ -83,7 +90,7 @@ class JsonTokenizer(Tokenizer):
         return text
 
     def stream(self, after: Sequence[int] = ()) -> TextStream:
-        """Begin the text of ids that follow `after`; after a special token, a text begins anew."""
+        """Begin the text of ids that follow `after`; a text begins anew after a special token other than unknown."""
         if self.is_byte_level:
             return ByteStream(self.token_bytes)
         before = self._end_of(after)
@@ -97,7 +104,7 @@ class JsonTokenizer(Tokenizer):
         for token_id in reversed(token_ids):
             if token_id not in self._tokens:
                 continue
-            if not end and token_id in self._added:
+            if not end and token_id in self._starts:
                 return []
             end.append(token_id)
             if token_id not in self._run_ids:
@@ -150,8 +157,9 @@ def _build(text: str, source: str) -> Any:
         from tokenizers import Tokenizer as Native
 
     built = _run(lambda: Native.from_str(text), BundleError, f"{source} is not a tokenizer that `tokenizers` runs")
-    built.no_truncation()
-    built.no_padding()
+    with native_call:
+        built.no_truncation()
+        built.no_padding()
     return built
 
 

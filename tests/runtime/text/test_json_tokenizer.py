@@ -84,7 +84,7 @@ def test_pieces_join_to_the_whole(name: str, tmp_path: Path) -> None:
         # What follows other ids goes on as the text of all does.
         cut = draw.randrange(len(ids) + 1)
         head = ours.decode(ids[:cut])
-        if cut and ids[cut - 1] not in {*ours.added_ids(), *ours.unused_ids()} and whole.startswith(head):
+        if cut and ids[cut - 1] not in {*ours._starts, *ours.unused_ids()} and whole.startswith(head):
             after = ours.stream(ids[:cut])
             assert "".join(map(after.push, ids[cut:])) + after.finish() == whole[len(head) :] or ours.is_byte_level
 
@@ -115,6 +115,10 @@ def test_a_text_begins_anew_after_a_special_token(tmp_path: Path) -> None:
     (start,) = ours.encode("<s>", special_tokens=True)
     stream = ours.stream([start])
     assert "".join(map(stream.push, ours.encode("the man"))) == "the man"
+    words = opened("wordpiece_json", tmp_path / "words")
+    ids = words.encode("日 man")  # an unknown word is a word
+    stream = words.stream(ids[:1])
+    assert "".join(map(stream.push, ids[1:])) == " man"
 
 
 def test_a_token_costs_the_same_after_a_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
