@@ -244,6 +244,7 @@ def test_a_bit_flipped_in_the_manifest_is_noticed(bundle: Path) -> None:
         (lambda m: m.update(task="translation"), "task = 'translation'"),
         (lambda m: m["architecture"].update(norm="post"), "architecture.norm = 'post'"),
         (lambda m: m["tokenizer"].update(kind="wordpiece"), "tokenizer.kind = 'wordpiece'"),
+        (lambda m: m["tokenizer"].update(kind="tokenizer-json"), r"'tokenizer\.json' is not listed in the manifest"),
         (lambda m: m.update(graphs=[]), r"graphs = \[\]"),
         (lambda m: m["graphs"][0].update(flavour=7), r"graphs\[0\].flavour = 7"),
         (lambda m: m["graphs"][0]["cache"].update(kind=None), r"graphs\[0\].cache.kind = None"),
