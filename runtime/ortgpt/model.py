@@ -29,7 +29,7 @@ from ortgpt.ort.package import install_hint
 from ortgpt.ort.session import plan_session
 from ortgpt.sampling.grammar import Grammars
 from ortgpt.text.open_tokenizer import open_tokenizer
-from ortgpt.text.tokenizer import Tokenizer
+from ortgpt.text.tokenizer import Tokenizer, without_halves
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 OpenParts = tuple[Bundle, Engine, Tokenizer]  # what a LoadedModel is made of
@@ -109,7 +109,7 @@ class LoadedModel:
         A tokenizer that loses something, the case of letters for example, gives ids of another text.
         """
         if isinstance(prompt, str):
-            return len(prompt.encode("utf-8", "surrogatepass"))
+            return len(without_halves(prompt).encode())
         return self.tokenizer.size_bytes(token_ids)
 
     @property

@@ -17,7 +17,7 @@ from ortgpt.native_call import native_call
 from ortgpt.text.bpe_files import byte_of_letter
 from ortgpt.text.decoders import are_bytes, byte_run_ids, depends_on_neighbours_only
 from ortgpt.text.detokenizer import ByteStream, DeferredStream, TokenStream
-from ortgpt.text.tokenizer import TextStream, Tokenizer
+from ortgpt.text.tokenizer import TextStream, Tokenizer, without_halves
 
 _Result = TypeVar("_Result")
 
@@ -71,10 +71,7 @@ class JsonTokenizer(Tokenizer):
         count, as in `transformers`. Half a character becomes U+FFFD.
         """
         self._check_text(text)
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = without_halves(text)
         if special_tokens and self._marked is None:
             self._marked = _build(self._text, "the tokenizer")
         tokenizer = self._marked if special_tokens else self._plain

@@ -88,3 +88,12 @@ class Tokenizer(ABC):
 
     def _unknown_id(self, token_id: object) -> PromptError:
         return PromptError(f"token id {token_id!r} is not in the vocabulary (accepted: 0 to {self.vocab_size - 1})")
+
+
+def without_halves(text: str) -> str:
+    """Return a text as it is encoded: two half characters (surrogates) that make one joined, another one as U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
