@@ -227,7 +227,7 @@ $(NEWEST)/.setup: $(PINS)
 	@echo "Installing into $(NEWEST) ..." >&2
 	@$(PYTHON) -m venv $(NEWEST)
 	@$(NEWEST)/bin/python $(PIP) install -c constraints.txt -e '.[cpu,export,lora,dev]'
-	@$(NEWEST)/bin/python $(PIP) install --upgrade -e '.[cpu,grammar]' numpy tiktoken click onnxruntime llguidance
+	@$(NEWEST)/bin/python $(PIP) install --upgrade -e '.[cpu,grammar,tokenizers]' numpy tiktoken click onnxruntime llguidance tokenizers
 	@touch $@
 
 $(DOCS)/.setup: $(PINS)

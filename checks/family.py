@@ -150,7 +150,8 @@ def write_characters(folder: Path) -> None:
     """Write a nanoGPT checkpoint of characters, and its meta.pkl, where nanoGPT has them."""
     letters = sorted(set(TEXT))
     folder.mkdir(parents=True)
-    write_nanogpt(make_nanogpt(vocab_size=len(letters)), folder / "ckpt.pt")
+    state = make_nanogpt(vocab_size=len(letters)).state_dict()
+    write_nanogpt(folder / "ckpt.pt", state, vocab_size=len(letters))
     stoi = {letter: place for place, letter in enumerate(letters)}
     meta = {"vocab_size": len(letters), "itos": {place: letter for letter, place in stoi.items()}, "stoi": stoi}
     (folder / "meta.pkl").write_bytes(pickle.dumps(meta))

@@ -22,7 +22,7 @@ from ortgpt.bundle.model_config import ModelConfig
 from ortgpt.cli.report import info_lines
 from ortgpt.options.generation_config import read_generation_config
 from ortgpt.options.generation_options import GenerationOptions
-from ortgpt.text.tokenizer import Tokenizer
+from ortgpt.text.byte_level_bpe import ByteLevelBPE
 from ortgpt.tools.seal import seal_bundle
 
 BUNDLE = "bundle"  # the kind of input that is not a single file
@@ -53,7 +53,7 @@ def read_input(kind: str, folder: Path) -> str:
         defaults = read_generation_config(read_json_object(folder / kind), (0,))
         return repr(GenerationOptions(max_new_tokens=3).resolve(defaults))
     if kind in ("vocab.json", "merges.txt"):
-        tokenizer = Tokenizer.load(folder)
+        tokenizer = ByteLevelBPE.load(folder)
         ids = tokenizer.encode(TEXT)
         assert all(0 <= token_id < tokenizer.vocab_size for token_id in ids), "ids beyond the vocabulary"
         assert tokenizer.decode(ids) == TEXT, "a text that does not come back"

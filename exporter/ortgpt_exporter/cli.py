@@ -91,7 +91,8 @@ def _shared_options(command: Any) -> Any:
 @click.option(
     "--tokenizer",
     metavar="PATH|ID",
-    help="Folder, tokenizer.json or hub id to take the tokenizer from. [default: CHECKPOINT, unless it is a file]",
+    help="Folder, tokenizer.json or hub id to take the tokenizer from; none for a bundle of token ids. "
+    "[default: CHECKPOINT, unless it is a file]",
 )
 @click.option("--adapter", metavar="PATH|ID", help="Folder or hub id of a PEFT adapter to merge into the weights.")
 @click.option("--revision", help="Branch, tag or commit of the hub id. [default: main]")

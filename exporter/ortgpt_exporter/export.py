@@ -39,7 +39,6 @@ from ortgpt.contract import (
     Role,
     Target,
     Task,
-    TokenizerKind,
     topk_tensors,
 )
 from ortgpt.engine.device_topk import open_device_topk
@@ -236,7 +235,7 @@ def _write(checkpoint: Checkpoint, export_format: ExportFormat, folder: Path, st
         format=Format(major=FORMAT_MAJOR, minor=FORMAT_MINOR),
         task=Task.TEXT_GENERATION if classifier is None else task_of(classifier.config),
         architecture=Architecture(norm=config.norm),
-        tokenizer=TokenizerSpec(kind=TokenizerKind.BYTE_LEVEL_BPE),
+        tokenizer=TokenizerSpec(kind=checkpoint.tokenizer_files.kind),
         graphs=tuple(graphs),
         precision=Precision(dtype=dtype, recipe=RecipeName.NONE, parameters={}, promise=export_format.promise),
         source=checkpoint.source,

@@ -149,7 +149,7 @@ class LanguageModelJudge(Judge):
 
     def evidence(self, folder: Path, report: Report) -> dict[str, Any]:
         before, after = measure_speed(self._engines)
-        bits_per_nat_and_byte = 1 / (self._text.size_bytes * math.log(2))
+        per_byte = 1 / (self._text.size_bytes * math.log(2)) if self._text.size_bytes else None
         found = self._found
         return {
             "evidence": Evidence(
@@ -157,8 +157,8 @@ class LanguageModelJudge(Judge):
                 tokens=found.tokens,
                 perplexity=rounded(found.perplexity),
                 baseline_perplexity=rounded(found.baseline_perplexity),
-                bits_per_byte=rounded(found.nll * bits_per_nat_and_byte),
-                baseline_bits_per_byte=rounded(found.baseline_nll * bits_per_nat_and_byte),
+                bits_per_byte=per_byte and rounded(found.nll * per_byte),
+                baseline_bits_per_byte=per_byte and rounded(found.baseline_nll * per_byte),
                 kl=rounded(found.kl),
                 top1=rounded(found.top1),
                 top5=rounded(found.top5),

@@ -11,9 +11,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from ortgpt.contract import KEY_VALUE, File, Tensor
+from ortgpt.contract import KEY_VALUE, File, Tensor, TokenizerKind
 from ortgpt.text.bpe_files import parse_merges
-from ortgpt_exporter.checkpoint.tokenizer_files import TokenizerFiles
+from ortgpt_exporter.checkpoint.tokenizer_folder import TokenizerFiles
 from ortgpt_models import GPTConfig
 
 
@@ -23,6 +23,8 @@ def portable_files(config: GPTConfig, tokenizer: TokenizerFiles, *, generates: b
     The tokenizer.json is the checkpoint's own if that has every token. A model that generates text also gets
     onnxruntime-genai's configuration.
     """
+    if tokenizer.kind == TokenizerKind.NONE:
+        return {File.GENAI_CONFIG: _text(genai_config(config))}
     own = tokenizer.tokenizer_json
     if own is None or Tokenizer.from_str(own).get_vocab(with_added_tokens=True) != tokenizer.vocab:
         own = _tokenizer_json(tokenizer)
@@ -62,6 +64,10 @@ def genai_config(config: GPTConfig) -> dict[str, Any]:
 
 
 def _tokenizer_config(config: GPTConfig, tokenizer: TokenizerFiles) -> dict[str, Any]:
+    """Return the tokenizer_config.json with which AutoTokenizer of `transformers` gives the same ids."""
+    if tokenizer.kind == TokenizerKind.TOKENIZER_JSON:  # that class takes tokenizer.json as it is
+        named = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.n_positions}
+        return named | dict(tokenizer.roles)
     token_of = {token_id: token for token, token_id in tokenizer.vocab.items()}
     bos, eos = (
         None if token_id is None else token_of[token_id] for token_id in (config.bos_token_id, config.eos_token_id)

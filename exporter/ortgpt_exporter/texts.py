@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from ortgpt.bundle.files import decode_text
+from ortgpt.contract import TokenizerKind
+from ortgpt.errors import PromptError
 from ortgpt.model import LoadedModel
+from ortgpt.text.ids_only import parse_ids
 from ortgpt.text.tokenizer import Tokenizer
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.evaluation.sample import Ids, sample_rows, split_rows
@@ -26,7 +29,7 @@ class TextRows:
     rows: list[Ids]
     """The rows."""
     size_bytes: int
-    """The size of the whole text in bytes."""
+    """The size of the whole text in bytes; 0 for ids without a text."""
 
     @property
     def tokens(self) -> int:
@@ -35,12 +38,19 @@ class TextRows:
 
 
 def read_text(tokenizer: Tokenizer, path: str | Path, *, min_tokens: int) -> TextRows:
-    """Read a UTF-8 file. Raises ExportError if it is not UTF-8 or has fewer than `min_tokens` tokens; OSError."""
+    """Read a UTF-8 file: a text, or without a tokenizer token ids separated by white space.
+
+    Raises ExportError if it is not UTF-8, holds anything but ids, or has fewer than `min_tokens` tokens; OSError.
+    """
     text = read_utf8(path)
-    ids = tokenizer.encode(text)
+    is_text = tokenizer.kind != TokenizerKind.NONE
+    try:
+        ids = tokenizer.encode(text) if is_text else parse_ids(text, tokenizer.vocab_size)
+    except PromptError as error:
+        raise ExportError(f"{path}: {error}") from None
     if len(ids) < min_tokens:
         raise ExportError(f"{path} has {len(ids)} tokens (accepted: {min_tokens} or more); name a longer text")
-    return TextRows(Path(path).name, [ids], len(text.encode()))
+    return TextRows(Path(path).name, [ids], len(text.encode()) if is_text else 0)
 
 
 def read_lines(tokenizer: Tokenizer, path: str | Path) -> list[Ids]:
@@ -69,7 +79,7 @@ def spread_rows(text: TextRows, width: int, *, max_tokens: int) -> TextRows:
 
 
 def rows_to_measure(model: LoadedModel, path: str | Path | None) -> TextRows:
-    """Return the rows of a text to predict, each after the start id; without a text, rows drawn from the model itself.
+    """Return the rows of a text to predict, each after a start id; without a text, rows drawn from the model itself.
 
     The size is that of the tokens to predict, which for a model without a start id leaves out the first of the text.
     Raises ExportError for a context of 1 token, or a text that is not UTF-8 or has fewer than 128 tokens; OSError.
@@ -82,5 +92,5 @@ def rows_to_measure(model: LoadedModel, path: str | Path | None) -> TextRows:
         first = 0 if start_id is not None else model.tokenizer.size_bytes(text.rows[0][:1])
         return TextRows(text.name, split_rows(text.rows[0], start_id, n_positions), text.size_bytes - first)
     rows = sample_rows(model.engine, start_id)
-    size_bytes = sum(len(model.tokenizer.token_bytes(token_id)) for row in rows for token_id in row[1:])
+    size_bytes = sum(model.tokenizer.size_bytes(row[1:]) for row in rows)
     return TextRows("drawn from the float32 model", rows, size_bytes)

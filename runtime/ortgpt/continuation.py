@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ortgpt.contract import TokenizerKind
 from ortgpt.decode.row import Row
 from ortgpt.options.resolved import ResolvedOptions
 from ortgpt.results import Completion, Piece, Timings, TokenLogprob
-from ortgpt.text.detokenizer import StopMatcher, TextStream
+from ortgpt.text.detokenizer import StopMatcher
 from ortgpt.text.tokenizer import Tokenizer
 
 
@@ -20,7 +21,8 @@ class Continuation:
         self.timings = Timings()
         self.prompt_logprobs: list[TokenLogprob] | None = None
         self.score: float | None = None
-        self._stream = TextStream(tokenizer)
+        self._stream = tokenizer.stream(row.prompt_ids)
+        self._has_text = tokenizer.kind != TokenizerKind.NONE
         self._matcher = StopMatcher(options.stop)
         self._ready: list[str] = []  # the text that was not taken yet
         self._streamed = 0  # the ids of the pieces that were taken
@@ -63,9 +65,13 @@ class Continuation:
         )
 
     def piece(self) -> Piece | None:
-        """Return the text that came since the last piece; None if there is none and the sequence has not ended."""
+        """Return the text that came since the last piece; None if there is none and the sequence has not ended.
+
+        Without a tokenizer, a piece is the ids that came.
+        """
         row, text, begin = self.row, self._take(), self._streamed
-        if not text and not row.finish_reason:
+        is_new = bool(text) if self._has_text else len(row.token_ids) > begin
+        if not is_new and not row.finish_reason:
             return None
         self._streamed = len(row.token_ids)
         return Piece(
@@ -77,11 +83,22 @@ class Continuation:
         )
 
 
-def text_until(tokenizer: Tokenizer, token_ids: Sequence[int], stops: Sequence[str]) -> tuple[str, str | None]:
-    """Return the text of `token_ids` before a stop string, and the stop string or None."""
-    stream, matcher = TextStream(tokenizer), StopMatcher(stops)
+def text_until(
+    tokenizer: Tokenizer,
+    token_ids: Sequence[int],
+    stops: Sequence[str],
+    *,
+    after: Sequence[int] = (),
+    ended: bool = True,
+) -> tuple[str, str | None]:
+    """Return the text of `token_ids`, which follow `after`, before a stop string, and the stop string or None.
+
+    What the stream holds at the end counts only if the ids have `ended`.
+    """
+    stream, matcher = tokenizer.stream(after), StopMatcher(stops)
     ready = []
-    for part in [*map(stream.push, token_ids), stream.finish()]:
+    parts = [*map(stream.push, token_ids)]
+    for part in [*parts, stream.finish()] if ended else parts:
         text, stop = matcher.push(part)
         ready.append(text)
         if stop is not None:

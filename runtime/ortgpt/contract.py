@@ -218,6 +218,14 @@ class TokenizerKind:
     NONE = "none"  # calls take and give token ids
 
 
+# The files that a tokenizer of each kind is read from.
+TOKENIZER_FILES = {
+    TokenizerKind.BYTE_LEVEL_BPE: (File.VOCAB, File.MERGES),
+    TokenizerKind.TOKENIZER_JSON: (File.TOKENIZER,),
+    TokenizerKind.NONE: (),
+}
+
+
 class Role:
     """What a graph computes. A bundle may later hold graphs of further roles; the runtime passes over unknown ones."""
 

@@ -13,7 +13,6 @@ from ortgpt.options.keywords import GenerationKeywords
 from ortgpt.options.validation import integer
 from ortgpt.request import Request, check_stream, prepare
 from ortgpt.results import Completion, Piece
-from ortgpt.text.detokenizer import TextStream
 from ortgpt.text.tokenizer import Tokenizer
 
 
@@ -159,14 +158,18 @@ class Conversation:
             self._start_tokens = 1
         new_ids = [token_id for token_id in row.token_ids if token_id not in row.eos_token_ids]
         if isinstance(row.stop_reason, str):
-            new_ids = _cut(tokenizer, new_ids, text_until(tokenizer, new_ids, [row.stop_reason])[0])
+            new_ids = _until(tokenizer, new_ids, row.stop_reason, row.prompt_ids)
         self.token_ids = [*row.prompt_ids, *new_ids]
         self._version += 1
 
 
-def _cut(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
-    """Return ids of `text`, with which `token_ids` begin: whole tokens, and the rest encoded if `text` cuts one."""
-    stream, size = TextStream(tokenizer), 0
+def _until(tokenizer: Tokenizer, token_ids: Sequence[int], stop: str, after: Sequence[int]) -> list[int]:
+    """Return the ids before a stop string in `token_ids`, which follow `after`.
+
+    Whole tokens stay; the rest of the text is encoded if the stop string cuts one.
+    """
+    text, _ = text_until(tokenizer, token_ids, [stop], after=after)
+    stream, size = tokenizer.stream(after), 0
     whole_ids, whole_size = 0, 0
     for place, token_id in enumerate(token_ids):
         size += len(stream.push(token_id))

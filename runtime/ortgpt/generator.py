@@ -224,7 +224,7 @@ class Generator(LoadedModel):
         with stride n_positions / 2, or `stride`, each token once. Raises PromptError for an empty text.
         """
         ids = self.prompt_ids(text, "text")
-        return score_ids(self.engine, self.start_id, ids, self.tokenizer.size_bytes(ids), stride)
+        return score_ids(self.engine, self.start_id, ids, self.size_bytes(text, ids), stride)
 
     def choose(self, prompt: Prompt, continuations: Iterable[Prompt], *, normalize: str = "tokens") -> list[Choice]:
         """Rank continuations of a prompt by their likelihood, the likeliest first; the prompt is computed once.
@@ -237,14 +237,18 @@ class Generator(LoadedModel):
             raise OptionError.bad_value("normalize", normalize, "tokens, bytes, none")
         if isinstance(continuations, str) or not isinstance(continuations, Iterable):
             raise PromptError(f"continuations = {shown(continuations)} (accepted: a list of texts or token ids)")
+        if normalize == "bytes" and not self.has_text:
+            raise OptionError.bad_value("normalize", normalize, "tokens, none, where there is no tokenizer")
+        continuations = list(continuations)
         all_ids = [self.prompt_ids(each, f"continuations[{place}]") for place, each in enumerate(continuations)]
         if not all_ids or not all(all_ids):
             which = f"continuations[{all_ids.index([])}] is empty" if all_ids else "no continuations"
             raise PromptError(f"{which} (accepted: at least one, of one token or more)")
         all_logprobs = continuation_logprobs(self.engine, self.prompt_ids(prompt) or [self.start_id], all_ids)
         scores = []
-        for ids, logprobs in zip(all_ids, all_logprobs, strict=True):
-            divisor = {"tokens": len(ids), "bytes": self.tokenizer.size_bytes(ids), "none": 1}[normalize]
+        for text, ids, logprobs in zip(continuations, all_ids, all_logprobs, strict=True):
+            size_bytes = max(1, self.size_bytes(text, ids))  # ids may have no text
+            divisor = {"tokens": len(ids), "bytes": size_bytes, "none": 1}[normalize]
             scores.append(sum(logprobs) / divisor)
         total = sum(math.exp(score - max(scores)) for score in scores)
         choices = [

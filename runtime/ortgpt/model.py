@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import threading
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from ortgpt.background import Background
 from ortgpt.bundle.folder import Bundle, open_bundle
-from ortgpt.contract import File, PromiseKind, Task
+from ortgpt.contract import TOKENIZER_FILES, File, PromiseKind, Task, TokenizerKind
 from ortgpt.engine.device_topk import open_device_topk
 from ortgpt.engine.engine import Engine
 from ortgpt.engine.prefill_graph import find_prefill_graph
@@ -24,9 +25,11 @@ from ortgpt.forks import FORKED, fork_count, process_lock
 from ortgpt.options.generation_config import read_generation_config
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.options.resolved import ResolvedOptions
+from ortgpt.ort.package import install_hint
 from ortgpt.ort.session import Session, plan_session
 from ortgpt.sampling.grammar import Grammars
-from ortgpt.text.tokenizer import Tokenizer
+from ortgpt.text.open_tokenizer import open_tokenizer
+from ortgpt.text.tokenizer import Tokenizer, without_halves
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 OpenParts = tuple[Bundle, Engine, Tokenizer]  # what a LoadedModel is made of
@@ -96,6 +99,20 @@ class LoadedModel:
         self._engine = self.prefixes = None
 
     @property
+    def has_text(self) -> bool:
+        """Whether the bundle has a tokenizer; without one, prompts and results are token ids."""
+        return self.tokenizer.kind != TokenizerKind.NONE
+
+    def size_bytes(self, prompt: Prompt, token_ids: Sequence[int]) -> int:
+        """Return how many UTF-8 bytes a prompt has: those of a text itself, or of the text of its `token_ids`.
+
+        A tokenizer that loses something, the case of letters for example, gives ids of another text.
+        """
+        if isinstance(prompt, str):
+            return len(without_halves(prompt).encode())
+        return self.tokenizer.size_bytes(token_ids)
+
+    @property
     def start_id(self) -> int:
         """The id that precedes all text (see ModelConfig). Raises PromptError for a model that has none."""
         start_id = self.bundle.config.start_id
@@ -114,7 +131,12 @@ class LoadedModel:
     def resolve(self, options: GenerationOptions) -> ResolvedOptions:
         """Return the options with every choice made. Raises OptionError for one that this model cannot have."""
         limit = self.engine.allowed_vocab_size
-        resolved = options.resolve(self.defaults, self.tokenizer.encode)
+        if options.stop and not self.has_text:
+            raise OptionError(
+                "{stop} would have no effect: this bundle has no tokenizer; {eos_token_id.name} ends at token ids",
+                {"stop": options.stop, "eos_token_id": None},
+            )
+        resolved = options.resolve(self.defaults, self.tokenizer.encode if self.has_text else None)
         check_ids(resolved, limit)
         return resolved
 
@@ -122,7 +144,11 @@ class LoadedModel:
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, limit: int, name: str) -> list[int]:
     """Return the ids of a prompt. Raises PromptError, which names it, for anything else and for ids from `limit` on."""
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
+        if prompt and tokenizer.kind == TokenizerKind.NONE:
+            raise PromptError(
+                f"{name} = {shown(prompt)} (accepted: a sequence of token ids, since this bundle has no tokenizer)"
+            )
+        return tokenizer.encode(prompt) if prompt else []
     try:
         array = np.asarray(prompt)
     except (TypeError, ValueError):
@@ -209,11 +235,17 @@ def _verify_hashes(bundle: Bundle, names: Iterable[str] | None, stop: threading.
 
 
 def _read_tokenizer(bundle: Bundle, verify: str) -> Tokenizer:
+    kind, rows = bundle.manifest.tokenizer.kind, bundle.config.vocab_size - bundle.manifest.masked_tokens
+    if kind == TokenizerKind.TOKENIZER_JSON and importlib.util.find_spec("tokenizers") is None:
+        raise BundleError(
+            f"{bundle.path}: its tokenizer needs the package tokenizers, which is not installed; "
+            f"{install_hint('tokenizers')}"
+        )
     try:
-        return Tokenizer.load(bundle.path)
+        return open_tokenizer(bundle.path, kind, rows=rows)
     except BundleError:
-        if verify == "sha256":  # names a damaged file instead; these two are small
-            bundle.verify_hashes((File.VOCAB, File.MERGES))
+        if verify == "sha256":  # names a damaged file instead; these are small
+            bundle.verify_hashes(TOKENIZER_FILES[kind])
         raise
 
 

@@ -270,7 +270,9 @@ class Request:
         options, row, tokenizer = group[0].options, group[0].row, self._model.tokenizer
 
         def ends(token_ids: Sequence[int]) -> bool:
-            return bool(options.stop) and text_until(tokenizer, token_ids, options.stop)[1] is not None
+            if not options.stop:
+                return False
+            return text_until(tokenizer, token_ids, options.stop, after=row.prompt_ids, ended=False)[1] is not None
 
         timings = Timings(tokenize_s=self._tokenize_s)
         beams: list[Beam] = []

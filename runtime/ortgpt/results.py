@@ -38,7 +38,7 @@ class Completion:
     """One continuation of a prompt."""
 
     text: str
-    """The continuation, without prompt, stop string and end-of-text."""
+    """The continuation, without prompt, stop string and end-of-text; empty if the bundle has no tokenizer."""
     token_ids: list[int]
     """All generated ids, those of a stop string and an end-of-text included."""
     finish_reason: str
@@ -83,7 +83,7 @@ class Score:
     tokens: int
     """How many tokens were predicted."""
     text_bytes: int
-    """The size of the text in UTF-8 bytes, as it was encoded: half a character counts as U+FFFD, three bytes."""
+    """The size of the text in UTF-8 bytes, half a character counted as three; for ids, the size of their text."""
     token_ids: list[int]
     """The ids of the text."""
     token_logprobs: list[float]
@@ -97,7 +97,9 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        """The nll in bits, per UTF-8 byte of the text."""
+        """The nll in bits, per UTF-8 byte of the text; NaN for ids that have no text."""
+        if not self.text_bytes:
+            return math.nan
         return self.nll / math.log(2) / self.text_bytes
 
 

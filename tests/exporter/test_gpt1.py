@@ -16,7 +16,7 @@ import ortgpt
 from ortgpt.bundle.folder import Bundle, open_bundle
 from ortgpt.cli.report import info_lines
 from ortgpt.errors import PromptError
-from ortgpt.text.tokenizer import Tokenizer
+from ortgpt.text.byte_level_bpe import ByteLevelBPE
 from ortgpt.tools.bench import bench_bundle
 from ortgpt.tools.seal import seal_bundle
 from ortgpt_exporter import CheckpointSource, Quantization, export_bundle, quantize_bundle
@@ -59,7 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = {"vocab_size": SMALL_VOCAB, "n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 4}
     torch.manual_seed(33)
     gpt = GPT(GPTConfig.from_dict({"model_type": "openai-gpt"} | shape))
-    ids = torch.tensor(Tokenizer.load(folder).encode(TEXT))
+    ids = torch.tensor(ByteLevelBPE.load(folder).encode(TEXT))
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=3e-3)
     for _ in range(120):
         starts = torch.randint(len(ids) - 33, (8, 1))
@@ -206,7 +206,7 @@ def test_every_recipe_passes_its_gate(
     assert 1 < evidence.baseline_perplexity < 30
     assert 0 < evidence.kl < (0.01 if values["dtype"] == "int8" else 0.1)
     if measured_on == "a text":  # every token but the first, which nothing predicts
-        ids = Tokenizer.load(trained).encode(text.read_text(encoding="utf-8"))
+        ids = ByteLevelBPE.load(trained).encode(text.read_text(encoding="utf-8"))
         assert evidence.tokens == len(ids) - 1
     with ortgpt.load(bundle.path) as generator:
         alone = generator.generate("It is a truth", max_new_tokens=30).token_ids

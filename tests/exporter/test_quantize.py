@@ -19,7 +19,7 @@ import ortgpt
 from ortgpt import OptionError
 from ortgpt.bundle.folder import Bundle, open_bundle, sha256_of
 from ortgpt.engine.engine import Engine
-from ortgpt.text.tokenizer import Tokenizer
+from ortgpt.text.byte_level_bpe import ByteLevelBPE
 from ortgpt_exporter import ExportError, export_bundle, quantize_bundle
 from ortgpt_exporter.checkpoint.load import find_folder
 from ortgpt_exporter.evaluation.batch_effects import measure_batch_effects
@@ -331,6 +331,7 @@ def test_a_certain_model_is_quantised(tmp_path: Path) -> None:
     source = export_bundle(folder, tmp_path / "float32").path
     evidence = quantize_bundle(source, tmp_path / "out", Quantization(dtype="int8")).manifest.evidence
     assert evidence is not None
+    assert evidence.baseline_bits_per_byte is not None
     assert evidence.baseline_bits_per_byte < 1e-3
 
 
@@ -384,7 +385,7 @@ def test_a_retry_rounds_only_the_matrices_that_it_widens(
     quantization = Quantization(dtype="int4", method=method, calibration=text if method == "gptq" else None)
     plain = recipe_for(source, quantization)
     wide = replace(plain, wider=("h.0.attn.c_attn.weight", "h.1.mlp.c_proj.weight"))
-    calibration = calibration_for(source, plain, Tokenizer.load(source.path), quantization)
+    calibration = calibration_for(source, plain, ByteLevelBPE.load(source.path), quantization)
     folders = {name: tmp_path / name for name in ("retry", "fresh")}
     for folder in folders.values():
         folder.mkdir()

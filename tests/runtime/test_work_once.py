@@ -21,7 +21,7 @@ from ortgpt.engine.prefill_graph import MIN_TOKENS
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.request import prepare
 from ortgpt.sampling.processors import make_processors
-from ortgpt.text.tokenizer import Tokenizer
+from ortgpt.text.byte_level_bpe import ByteLevelBPE
 from ortgpt_exporter import Quantization, quantize_bundle
 
 PROMPT = [int(token_id) for token_id in np.random.default_rng(5).integers(300, size=40)]
@@ -42,7 +42,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         monkeypatch.setattr(kind, name, counting)
 
     count(GenerationOptions, "__post_init__", "options")
-    count(Tokenizer, "encode", "encoded")
+    count(ByteLevelBPE, "encode", "encoded")
     return counted
 
 

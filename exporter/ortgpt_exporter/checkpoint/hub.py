@@ -20,7 +20,13 @@ from typing import Any
 from ortgpt.contract import File
 from ortgpt_exporter.checkpoint.lora import ADAPTER_CONFIG_FILE, ADAPTER_FILES
 from ortgpt_exporter.checkpoint.special_tokens import SPECIAL_TOKENS_MAP
-from ortgpt_exporter.checkpoint.tokenizer_names import ADDED_TOKENS, MERGES_NAMES, OTHER_NAMES, VOCAB_NAMES
+from ortgpt_exporter.checkpoint.tokenizer_names import (
+    ADDED_TOKENS,
+    MERGES_NAMES,
+    OTHER_NAMES,
+    VOCAB_NAMES,
+    WORDPIECE_VOCAB,
+)
 from ortgpt_exporter.errors import ExportError
 from ortgpt_models.errors import ModelError
 from ortgpt_models.hf_checkpoint import CONFIG_FILE, WEIGHTS_SOURCES, how_to_convert
@@ -53,7 +59,7 @@ class Part:
 
 
 TOKENIZER = Part(
-    one_of=(File.VOCAB, File.TOKENIZER, VOCAB_NAMES[1], *OTHER_NAMES),
+    one_of=(File.VOCAB, File.TOKENIZER, VOCAB_NAMES[1], WORDPIECE_VOCAB, *OTHER_NAMES),
     optional=(
         *VOCAB_NAMES,
         *MERGES_NAMES,
@@ -61,13 +67,15 @@ TOKENIZER = Part(
         ADDED_TOKENS,
         SPECIAL_TOKENS_MAP,
         File.TOKENIZER_CONFIG,
+        WORDPIECE_VOCAB,
+        File.CONFIG,
         *OTHER_NAMES,
     ),
 )
 CHECKPOINT = Part(
     required=(CONFIG_FILE,),
     one_of=WEIGHTS_SOURCES,
-    optional=(File.GENERATION_CONFIG, "README.md", *TOKENIZER.optional),
+    optional=(File.GENERATION_CONFIG, "README.md", *(name for name in TOKENIZER.optional if name != CONFIG_FILE)),
 )
 ADAPTER = Part(required=(ADAPTER_CONFIG_FILE,), one_of=ADAPTER_FILES, optional=("README.md",))
 
@@ -230,7 +238,7 @@ def _cached(repo_id: str, revision: str | None, part: Part, *, whole: bool = Fal
         if source.endswith(INDEX_SUFFIX):
             _shards(folder / source, names, place)
         has_pair = names & {*VOCAB_NAMES} and names & {*MERGES_NAMES}
-        has_tokenizer = has_pair or File.TOKENIZER in names
+        has_tokenizer = has_pair or names & {File.TOKENIZER, WORDPIECE_VOCAB}
         if whole and File.MERGES in part.optional and not has_tokenizer:
             raise ExportError(f"{place} has no tokenizer")
     except ExportError as error:

@@ -16,9 +16,11 @@ from ortgpt.bundle.manifest import Source
 from ortgpt.errors import OptionError
 from ortgpt.options.validation import integer, token_ids
 from ortgpt_exporter.checkpoint import hub
+from ortgpt_exporter.checkpoint.characters import CHARACTERS, read_characters
 from ortgpt_exporter.checkpoint.generation_defaults import GenerationDefaults, read_generation_defaults
 from ortgpt_exporter.checkpoint.lora import adapter_file, merge_adapter
-from ortgpt_exporter.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
+from ortgpt_exporter.checkpoint.tokenizer_files import no_tokenizer, read_tokenizer
+from ortgpt_exporter.checkpoint.tokenizer_folder import TokenizerFiles
 from ortgpt_exporter.errors import ExportError
 from ortgpt_models.classifier import GPTClassifier
 from ortgpt_models.errors import ModelError
@@ -30,12 +32,14 @@ from ortgpt_models.progress import OnProgress
 
 BUNDLED = ("austen",)
 END_OF_TEXT = "<|endoftext|>"
+NO_TOKENIZER = "none"
+_PICKLE = Path(CHARACTERS).suffix
 
 _HUB_ID = "a hub id like openai-community/gpt2"
 _ACCEPTED = {
     hub.CHECKPOINT: f"a Hugging Face folder, a nanoGPT ckpt.pt, {_HUB_ID}, or one of: {', '.join(BUNDLED)}",
-    hub.TOKENIZER: "a folder with the files of a tokenizer, a tokenizer.json of any name, "
-    f"{_HUB_ID}, or one of: {', '.join(BUNDLED)}",
+    hub.TOKENIZER: "a folder with the files of a tokenizer, a tokenizer.json of any name, a nanoGPT meta.pkl, "
+    f"{_HUB_ID}, or one of: {', '.join((*BUNDLED, NO_TOKENIZER))}",
     hub.ADAPTER: f"the folder of a PEFT adapter, or {_HUB_ID}",
 }
 
@@ -48,8 +52,8 @@ class CheckpointSource:
     """A Hugging Face folder, a nanoGPT file, a hub id (owner/name) or `austen`; a folder that exists wins."""
     _: KW_ONLY
     tokenizer: str | Path | None = None
-    """A folder, a tokenizer.json of any name or a hub id to take the tokenizer from (default: the checkpoint's own). A
-    nanoGPT file needs it."""
+    """A folder, a tokenizer.json of any name or a hub id to take the tokenizer from (default: the checkpoint's own), or
+    "none" for a bundle that takes and gives token ids. A nanoGPT file needs it, unless its meta.pkl lies beside it."""
     adapter: str | Path | None = None
     """A folder or hub id with a PEFT adapter to merge into the weights (needs the extra `lora`)."""
     revision: str | None = None
@@ -119,12 +123,17 @@ def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
     place = _locate(source.name, hub.CHECKPOINT, on_progress, source.revision)
     is_file = place.path.is_file()
     if is_file:
-        _refuse_other_file(place.path, has_tokenizer=source.tokenizer is not None)
+        has_characters = (place.path.parent / CHARACTERS).is_file()
+        _refuse_other_file(place.path, has_tokenizer=source.tokenizer is not None or has_characters)
     elif source.activation is not None:
         raise ExportError(
             f"activation = {source.activation!r} is for a nanoGPT file; {source.name} states its own: leave it out"
         )
-    tokens = place if source.tokenizer is None else _locate(source.tokenizer, hub.TOKENIZER, on_progress)
+    tokens = place
+    if source.tokenizer is not None and source.tokenizer != NO_TOKENIZER:
+        tokens = _locate(source.tokenizer, hub.TOKENIZER, on_progress)
+    elif is_file:  # its characters lie beside it
+        tokens = replace(place, path=place.path.parent / CHARACTERS)
     adapter = None if source.adapter is None else _locate(source.adapter, hub.ADAPTER, on_progress)
     notes: list[str] = []
     classifier = None
@@ -136,7 +145,7 @@ def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
         classifier = network if isinstance(network, GPTClassifier) else None
         gpt = network.gpt if isinstance(network, GPTClassifier) else network
         weights = weight_files(place.path)
-    files = read_tokenizer(tokens.path, rows=gpt.config.vocab_size)
+    files = _tokenizer_files(source, tokens.path, gpt.config.vocab_size)
     if gpt.config.vocab_size < files.tokenizer.vocab_size:
         raise ExportError(
             f"{tokens.path}: the tokenizer has {files.tokenizer.vocab_size} ids, the model only "
@@ -196,6 +205,13 @@ def _classifier_checkpoint(
     )
 
 
+def _tokenizer_files(source: CheckpointSource, path: Path, rows: int) -> TokenizerFiles:
+    """Read the tokenizer at `path` for a model with `rows` rows, if `source` wants one."""
+    if source.tokenizer == NO_TOKENIZER:
+        return no_tokenizer(rows)
+    return read_characters(path) if path.suffix == _PICKLE else read_tokenizer(path, rows=rows)
+
+
 def _defaults(place: _Place, source: CheckpointSource, gpt: GPT, files: TokenizerFiles) -> GenerationDefaults:
     """Return the generation defaults; a nanoGPT file, which has none, ends a text at the tokenizer's end-of-text."""
     special = {"bos_token_id": gpt.config.bos_token_id, "eos_token_id": gpt.config.eos_token_id}
@@ -242,7 +258,7 @@ def _locate(name: str | Path, part: hub.Part, on_progress: OnProgress, revision:
     path = find_folder(name)
     if not path.is_dir() and not path.is_file():
         raise ExportError(f"{path} is neither a folder nor a file (accepted: {_ACCEPTED[part]})")
-    if not path.is_dir() and (part is hub.ADAPTER or (part is hub.TOKENIZER and path.suffix != ".json")):
+    if not path.is_dir() and (part is hub.ADAPTER or (part is hub.TOKENIZER and path.suffix not in (".json", _PICKLE))):
         raise ExportError(f"{path} is a file (accepted: {_ACCEPTED[part]})")
     whole = path.resolve()
     return _Place(path, whole.name if path.is_dir() else f"{whole.parent.name}/{whole.name}")
@@ -255,7 +271,8 @@ def _refuse_other_file(path: Path, *, has_tokenizer: bool) -> None:
     if not has_tokenizer:
         raise ExportError(
             f"{path} is a file, and a nanoGPT checkpoint carries no tokenizer; name the one it was trained with "
-            "(--tokenizer): a folder, or for GPT-2's own openai-community/gpt2"
+            f"(--tokenizer): a folder, its {CHARACTERS}, for GPT-2's own openai-community/gpt2, or none for a bundle "
+            "of token ids"
         )
 
 

@@ -16,20 +16,29 @@ SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA, _EXTRA_BEFORE_V5, _OWN = "extra_special_tokens", "additional_special_tokens", "model_specific_special_tokens"
-# What GPT2Tokenizer of `transformers` takes for the names that no file mentions.
-_DEFAULTS = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-_DEFAULTED_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
+# What classes of `transformers` take for the names that no file mentions.
+_GPT2_DEFAULTS = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+_DEFAULTS = {
+    "": _GPT2_DEFAULTS,
+    "GPT2Tokenizer": _GPT2_DEFAULTS,
+    "GPT2TokenizerFast": _GPT2_DEFAULTS,
+    "OpenAIGPTTokenizer": {"unk_token": "<unk>"},
+    "BertTokenizer": {
+        "unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]",
+    },
+}  # fmt: skip
 
 
 def declared_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any], class_name: str) -> list[dict[str, Any]]:
     """Return the special tokens that tokenizer_config.json and special_tokens_map.json declare, in order of their ids.
 
     Each is an object with its text as `content`. `class_name` is the class that the folder names for its tokenizer, or
-    empty: GPT-2's own declares end-of-text where the files say nothing. The map counts only beside a configuration
-    without `added_tokens_decoder`, as in `transformers`. Raises ExportError for a token that is not a text.
+    empty: GPT-2's own declares end-of-text where the files say nothing, and others have their own. The map counts only
+    beside a configuration without `added_tokens_decoder`, as in `transformers`. Raises ExportError for a token that is
+    not a text.
     """
     values, own = _merged(config, {} if "added_tokens_decoder" in config else special_map)
-    defaults = _DEFAULTS if not class_name or class_name in _DEFAULTED_CLASSES else {}
+    defaults = _DEFAULTS.get(class_name, {})
     named = [values.get(key, defaults.get(key)) for key in _NAMED]
     late = {key: value for key, value in values.items() if _is_own_name(key) and _is_token(value)}
     extra = values.get(_EXTRA) or []
@@ -42,9 +51,15 @@ def declared_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any], c
     return [value if isinstance(value, dict) else {"content": value} for value in entries if value]
 
 
-def token_roles(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of each named token that the files declare, by its name: {"pad_token": "<|pad|>"}."""
+def token_roles(
+    config: Mapping[str, Any], special_map: Mapping[str, Any], class_name: str | None = None
+) -> dict[str, str]:
+    """Return the text of each named token that the files declare, by its name: {"pad_token": "<|pad|>"}.
+
+    With `class_name`, that class's own count where the files say nothing.
+    """
     values, _ = _merged(config, {} if "added_tokens_decoder" in config else special_map)
+    values = (_DEFAULTS.get(class_name, {}) if class_name is not None else {}) | values
     named = {key: values[key] for key in _NAMED if _is_token(values.get(key))}
     return {key: value["content"] if isinstance(value, dict) else value for key, value in named.items()}
 

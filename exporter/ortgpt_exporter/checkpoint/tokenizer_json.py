@@ -1,4 +1,4 @@
-"""Read the vocabulary and the merges of a parsed tokenizer.json, if it splits and joins text as GPT-2 does."""
+"""Read the vocabulary and the merges of a parsed tokenizer.json, and compare how it splits and joins with GPT-2."""
 
 from __future__ import annotations
 
@@ -26,23 +26,36 @@ def as_object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def read_tokenizer_json(settings: Mapping[str, Any], path: Path) -> tuple[dict[str, int], list[Pair]]:
-    """Return the vocabulary and the merges of a tokenizer.json.
-
-    Raises ExportError unless it splits and joins text as GPT-2 does: a BPE on bytes, without a normaliser.
-    """
+def other_than_gpt2(settings: Mapping[str, Any]) -> list[str]:
+    """Return each setting of a tokenizer.json by which it splits or joins text otherwise than GPT-2."""
     model = as_object(settings.get("model"))
-    vocab, merges = model.get("vocab"), model.get("merges")
     faults = [
-        f"{name} = {shown(value)} (accepted: {accepted})"
-        for name, value, good, accepted in (
+        f"{name} = {shown(value)} (GPT-2's: {own})"
+        for name, value, is_own, own in (
             ("model.type", model.get("type"), model.get("type") in ("BPE", None), "BPE"),  # old files state none
             ("normalizer", settings.get("normalizer"), settings.get("normalizer") is None, "null"),
             *((f"model.{key}", model.get(key), not model.get(key), "null") for key in _BPE_VARIANTS),
         )
-        if not good
+        if not is_own
     ]
-    faults += _splitter_faults(settings.get("pre_tokenizer"))
+    return [*faults, *_splitter_faults(settings.get("pre_tokenizer"))]
+
+
+def joins_bytes(settings: Mapping[str, Any]) -> bool:
+    """Tell whether a tokenizer.json has a byte-level step, so that its tokens are written in GPT-2's letters."""
+    parts = [as_object(settings.get(key)) for key in ("pre_tokenizer", "decoder")]
+    inner = [part.get(key) for part in parts for key in ("pretokenizers", "decoders")]
+    steps = [*parts, *(as_object(step) for each in inner if isinstance(each, list) for step in each)]
+    return any(step.get("type") == "ByteLevel" for step in steps)
+
+
+def read_bpe(settings: Mapping[str, Any], path: Path) -> tuple[dict[str, int], list[Pair]]:
+    """Return the vocabulary and the merges of a tokenizer.json. Raises ExportError unless its model is a BPE."""
+    model = as_object(settings.get("model"))
+    vocab, merges = model.get("vocab"), model.get("merges")
+    faults = []
+    if model.get("type") not in ("BPE", None):
+        faults.append(f"model.type = {shown(model['type'])} (accepted: BPE)")
     if not isinstance(vocab, dict) or not isinstance(merges, list):
         faults.append("model.vocab or model.merges is missing")
     if faults or not isinstance(vocab, dict) or not isinstance(merges, list):
@@ -64,18 +77,18 @@ def _splitter_faults(splitter: Any) -> Iterator[str]:
     kinds = [step.get("type") for step in steps]
     if kinds not in (["ByteLevel"], ["Split", "ByteLevel"]):
         value = shown(kinds[0]) if len(kinds) == 1 else f"a Sequence of {shown(kinds)}"
-        yield f"pre_tokenizer = {value} (accepted: {_SPLITTERS})"
+        yield f"pre_tokenizer = {value} (GPT-2's: {_SPLITTERS})"
         return
     split, letters = steps[0], steps[-1]
     uses_regex = letters.get("use_regex", True)
     if uses_regex is not (len(steps) == 1):
-        yield f"pre_tokenizer: use_regex = {shown(uses_regex)} (accepted: {str(len(steps) == 1).lower()})"
+        yield f"pre_tokenizer: use_regex = {shown(uses_regex)} (GPT-2's: {str(len(steps) == 1).lower()})"
     if letters.get("add_prefix_space"):
-        yield f"pre_tokenizer: add_prefix_space = {shown(letters['add_prefix_space'])} (accepted: false)"
+        yield f"pre_tokenizer: add_prefix_space = {shown(letters['add_prefix_space'])} (GPT-2's: false)"
     if len(steps) == 2:
         pattern = as_object(split.get("pattern")).get("Regex")
         if pattern not in _PATTERNS:
-            yield f"pre_tokenizer splits by {split.get('pattern')!r:.300} (accepted: GPT-2's pattern {_PATTERNS[0]})"
+            yield f"pre_tokenizer splits by {split.get('pattern')!r:.300} (GPT-2's: {_PATTERNS[0]})"
         mode = (split.get("behavior"), bool(split.get("invert")))
         if mode not in (("Isolated", False), ("Removed", True)):  # both keep each match of the pattern, and no more
-            yield f"pre_tokenizer: behavior and invert = {shown(mode)} (accepted: Isolated and false)"
+            yield f"pre_tokenizer: behavior and invert = {shown(mode)} (GPT-2's: Isolated and false)"

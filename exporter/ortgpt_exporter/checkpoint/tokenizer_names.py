@@ -15,9 +15,9 @@ MERGES_NAMES = (File.MERGES, "vocab.bpe")
 
 _WHOLE = "a tokenizer in one file; to use it, name the file (--tokenizer {folder}/{name})"
 _UNUSABLE = "which cannot be used"
+WORDPIECE_VOCAB = "vocab.txt"  # of BERT and many Chinese models
 # Patterns of the names that other tokenizers have, and what a message says of them.
 _OTHER_KINDS = {
-    "vocab.txt": f"a WordPiece vocabulary, as BERT and many Chinese models have it, {_UNUSABLE}",
     "*.tiktoken": f"ranks of tiktoken, {_UNUSABLE}",
     "tokenizer.model": f"a SentencePiece model, or one of tiktoken, {_UNUSABLE}",
     "*.model": f"a SentencePiece model, {_UNUSABLE}",
@@ -26,10 +26,10 @@ _OTHER_KINDS = {
     "*vocab.json": f"a vocabulary, to be renamed to {File.VOCAB}",
     "*merges.txt": f"merges, to be renamed to {File.MERGES}",
     "merges.json": f"merges as JSON, to be written to {File.MERGES} as one pair a line with a space between its parts",
-    "meta.pkl": f"the characters of a nanoGPT model, {_UNUSABLE}",
+    "meta.pkl": "the characters of a nanoGPT model; to use them, name the file (--tokenizer {folder}/{name})",
 }
 # Those that are fetched from a hub, so that the message about a missing tokenizer can name them.
-OTHER_NAMES = ("vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "aitextgen.tokenizer.json")
+OTHER_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "aitextgen.tokenizer.json")
 
 
 def describe_others(folder: Path, names: Iterable[str]) -> Iterator[str]:

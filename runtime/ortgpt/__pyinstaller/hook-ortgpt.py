@@ -13,6 +13,6 @@ from PyInstaller.utils.hooks import collect_data_files, copy_metadata
 # The built-in bundles: `austen`, and the one of doctor's self-test.
 datas = collect_data_files("ortgpt", subdir="builtin")
 # llguidance reads its own version; doctor reads those of all, and the command line the list of its commands.
-for name in ("ortgpt", "numpy", "tiktoken", "click", "llguidance", "onnxruntime", "onnxruntime-gpu"):
-    with contextlib.suppress(PackageNotFoundError):  # of the two wheels, one is there; llguidance is an extra
+for name in ("ortgpt", "numpy", "tiktoken", "click", "llguidance", "tokenizers", "onnxruntime", "onnxruntime-gpu"):
+    with contextlib.suppress(PackageNotFoundError):  # of the two wheels, one is there; two others are extras
         datas += copy_metadata(name)

@@ -19,13 +19,13 @@ from ortgpt.bundle.label_config import LabelConfig
 from ortgpt.bundle.manifest import FileEntry, Manifest
 from ortgpt.bundle.model_config import ModelConfig
 from ortgpt.bundle.places import LINK_OUT, Place, check_same, find_files
-from ortgpt.contract import File, Task
+from ortgpt.contract import TOKENIZER_FILES, File, Task
 from ortgpt.errors import BundleError, BundleNotFoundError, OptionError, listed, shown
 
 BUILT_IN = Path(__file__).parents[1] / "builtin"
 BUILT_IN_NAMES = ("austen",)
 OWN_NAMES = frozenset(value for name, value in vars(File).items() if name.isupper())
-_REQUIRED = (File.CONFIG, File.VOCAB, File.MERGES)
+_REQUIRED = (File.CONFIG,)  # whatever the task and the kind of tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,8 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
 
 def _unlisted(manifest: Manifest) -> Iterator[str]:
     defaults = (File.GENERATION_CONFIG,) if manifest.task == Task.TEXT_GENERATION else ()
-    for name in (*_REQUIRED, *defaults, *(graph.file for graph in manifest.graphs)):
+    of_tokenizer = TOKENIZER_FILES[manifest.tokenizer.kind]
+    for name in (*_REQUIRED, *defaults, *of_tokenizer, *(graph.file for graph in manifest.graphs)):
         if name not in manifest.files:
             yield f"{name!r} is not listed in the manifest"
 

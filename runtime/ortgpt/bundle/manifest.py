@@ -184,10 +184,10 @@ class Evidence:
     """The perplexity of the quantised bundle."""
     baseline_perplexity: float = checked(above_zero=True)
     """The perplexity of the float32 bundle."""
-    bits_per_byte: float
-    """Bits per UTF-8 byte of the quantised bundle."""
-    baseline_bits_per_byte: float
-    """Bits per UTF-8 byte of the float32 bundle."""
+    bits_per_byte: float | None
+    """Bits per UTF-8 byte of the quantised bundle; null if the bundle has no tokenizer, so that ids have no bytes."""
+    baseline_bits_per_byte: float | None
+    """Bits per UTF-8 byte of the float32 bundle, or null."""
     kl: float
     """KL(float32 ‖ quantised) in nats, the mean over tokens."""
     top1: float

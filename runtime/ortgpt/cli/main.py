@@ -19,6 +19,7 @@ import click
 from ortgpt import __version__
 from ortgpt.bundle.folder import open_bundle
 from ortgpt.cli.classify import classify
+from ortgpt.cli.id_text import as_prompt
 from ortgpt.cli.options import device_options, flag_mention, json_option
 from ortgpt.cli.report import diagnosis_lines, info_lines, info_values
 from ortgpt.cli.streams import json_text, printable, read_text, write_line
@@ -89,15 +90,18 @@ main.add_command(classify)
 def score(
     bundle: Path, text_file: str, stride: int | None, logprobs: bool, as_json: bool, device: str, threads: int | None
 ) -> None:
-    """Measure how well the model in BUNDLE predicts the text in FILE, or on standard input."""
+    """Measure how well the model in BUNDLE predicts the text in FILE, or on standard input.
+
+    If BUNDLE has no tokenizer, the text is token ids separated by white space, and there are no bits per byte.
+    """
     if logprobs and not as_json:
         raise OptionError("--logprobs would have no effect without --json")
     text = read_text(text_file)
     with load(bundle, device=device, threads=threads) as generator:
-        result = generator.score(text, stride=stride)
+        result = generator.score(as_prompt(generator, text), stride=stride)
     values: dict[str, Any] = {
         "perplexity": result.perplexity,
-        "bits_per_byte": result.bits_per_byte,
+        "bits_per_byte": result.bits_per_byte if result.text_bytes else None,
         "nll": result.nll,
         "tokens": result.tokens,
     }
@@ -107,6 +111,8 @@ def score(
         write_line(json_text(values))
     else:
         for name, value in values.items():
+            if value is None:
+                continue
             write_line(f"{name:<14} {value:,}" if name == "tokens" else f"{name:<14} {value:,.4f}")
 
 

@@ -17,6 +17,7 @@ import click
 
 from ortgpt.bundle.files import naming
 from ortgpt.bundle.writing import sync_folder
+from ortgpt.cli.id_text import as_prompt
 from ortgpt.cli.prompt_lines import PromptFile, PromptLine
 from ortgpt.cli.streams import completion_values, drop_output, json_text
 from ortgpt.contract import File
@@ -105,7 +106,8 @@ class _Run:
     def _values(self, line: _Line, completion: Completion) -> dict[str, Any]:
         values, prompt = completion_values(completion), line.asked.prompt
         if line.asked.echo:
-            begin = prompt if isinstance(prompt, str) else self._model.tokenizer.decode(prompt)
+            is_text = isinstance(prompt, str) and self._model.has_text
+            begin = prompt if is_text else self._model.tokenizer.decode(as_prompt(self._model, prompt))
             values["text"] = begin + completion.text
         return values
 
@@ -161,7 +163,7 @@ class _Run:
 
     def _prepare_prompt(self, asked: PromptLine) -> PreparedPrompt:
         resolved = self._model.resolve(GenerationOptions.make(None, {**self._options, **asked.options}))
-        prepared = prepare_prompt(self._model, asked.prompt, resolved, resolved.seeds_for(1)[0])
+        prepared = prepare_prompt(self._model, as_prompt(self._model, asked.prompt), resolved, resolved.seeds_for(1)[0])
         Request(self._model, [prepared])  # says what is wrong with it
         return replace(prepared, ids=array("i", prepared.ids))  # a strict run holds very many
 

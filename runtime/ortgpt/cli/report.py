@@ -8,7 +8,13 @@ from typing import Any
 
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import Agreement, Evidence, Promise
-from ortgpt.contract import Norm
+from ortgpt.contract import Norm, TokenizerKind
+
+# What `ortgpt info` says of a tokenizer of another kind than GPT-2's.
+_TOKENIZERS = {
+    TokenizerKind.TOKENIZER_JSON: "tokenizer.json, which needs the package tokenizers",
+    TokenizerKind.NONE: "none: calls take and give token ids",
+}
 
 
 def info_values(bundle: Bundle) -> dict[str, Any]:
@@ -42,6 +48,8 @@ def info_lines(bundle: Bundle) -> list[str]:
     if bundle.labels is not None:
         names, kind = bundle.labels.labels, bundle.labels.problem_type.replace("_", " ")
         facts["labels"] = f"{len(names):,} ({_some([*names])}), {manifest.task}, {kind}"
+    if manifest.tokenizer.kind in _TOKENIZERS:
+        facts["tokenizer"] = _TOKENIZERS[manifest.tokenizer.kind]
     facts |= {f"  {name}": f"{entry.size:,}" for name, entry in manifest.files.items()}
     facts |= {f"graph {graph.file}": str(graph) for graph in manifest.graphs}
     for check in manifest.verification:
@@ -59,7 +67,11 @@ def evidence_lines(evidence: Evidence) -> list[str]:
     rows = [
         (f"on {evidence.tokens:,} tokens, {evidence.text}", "this", "float32", ""),
         ("perplexity", f"{evidence.perplexity:.3f}", f"{evidence.baseline_perplexity:.3f}", ratio),
-        ("bits per byte", f"{evidence.bits_per_byte:.4f}", f"{evidence.baseline_bits_per_byte:.4f}", ""),
+        *(
+            [("bits per byte", f"{evidence.bits_per_byte:.4f}", f"{evidence.baseline_bits_per_byte:.4f}", "")]
+            if evidence.bits_per_byte is not None
+            else []
+        ),
         ("KL divergence, nats", f"{evidence.kl:.5f}", "", ""),
         ("same best token", f"{100 * evidence.top1:.1f}%", "", ""),
         ("same five best", f"{100 * evidence.top5:.1f}%", "", ""),

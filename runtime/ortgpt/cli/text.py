@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ortgpt.bundle.files import naming
+from ortgpt.cli.id_text import as_prompt, token_text, written
 from ortgpt.cli.options import chat_options, device_options, flag_mention, generation_options, read_options
 from ortgpt.cli.prompt_files import run_file
 from ortgpt.cli.prompt_lines import FORMATS, PromptFile
@@ -29,7 +30,6 @@ from ortgpt.errors import OptionError, OrtGptError
 from ortgpt.generator import Generator, load
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.results import Completion, Piece, TokenLogprob
-from ortgpt.text.tokenizer import Tokenizer
 
 _CHAT_COMMANDS = {
     "/rewind [N]": "take back the last N turns",
@@ -91,6 +91,8 @@ def generate(
     Each step takes the most likely token, unless one of --temperature, --top-k, --top-p, --min-p, --typical-p and
     --seed turns sampling on. Several continuations of one prompt are separated by lines of ---. --logprobs go to
     standard error, a line for each token: the token, its log-probability, the most likely tokens and theirs.
+
+    If BUNDLE has no tokenizer, PROMPT is token ids separated by white space, and so is the answer.
     """
     options = read_options(values)
     if echo and "logprobs" in options:
@@ -129,6 +131,8 @@ def chat(bundle: Path, prompt: str, device: str, threads: int | None, **values: 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # gives input() line editing and a history
     with _loaded(bundle, device, threads, options) as generator:
+        if not generator.has_text:
+            raise OptionError("chat needs a bundle with a tokenizer; `ortgpt generate` continues token ids")
         click.echo(_CHAT_HELP.replace("\b\n", ""), err=True)
         _Chat(generator.conversation(prompt), options).run(begun=prompt != "")
 
@@ -229,13 +233,14 @@ def _loaded(bundle: Path, device: str, threads: int | None, options: dict[str, A
 
 
 def _write_stream(generator: Generator, text: str, echo: bool, options: dict[str, Any]) -> None:
-    pieces = generator.stream(text, **options)
+    pieces = generator.stream(as_prompt(generator, text), **options)
     if echo:
         write_text(text)
-    last = None
+    last, follows = None, bool(echo and text)
     try:
         for last in pieces:
-            write_text(last.text)
+            write_text(written(generator, last, follows=follows))
+            follows = True
     finally:
         write_text("\n")
     if last is not None:
@@ -243,15 +248,17 @@ def _write_stream(generator: Generator, text: str, echo: bool, options: dict[str
 
 
 def _write_completions(generator: Generator, text: str, echo: bool, as_json: bool, options: dict[str, Any]) -> None:
-    found = generator.generate_batch([text], **options)
+    found = generator.generate_batch([as_prompt(generator, text)], **options)
+    begin = text if echo else ""
     for place, completion in enumerate(found):
         _warn_if_cut(completion, options)
-        shown = (text if echo else "") + completion.text
         if as_json:
-            write_text(json_text(completion_values(completion) | {"text": shown}) + "\n")
+            whole = begin + completion.text if generator.has_text else ""
+            write_text(json_text(completion_values(completion) | {"text": whole}) + "\n")
         else:
-            write_text(("---\n" if place else "") + shown + "\n")
-            _show_logprobs(generator.tokenizer, [*(completion.prompt_logprobs or ()), *(completion.logprobs or ())])
+            whole = begin + written(generator, completion, follows=bool(begin))
+            write_text(("---\n" if place else "") + whole + "\n")
+            _show_logprobs(generator, [*(completion.prompt_logprobs or ()), *(completion.logprobs or ())])
 
 
 def _warn_if_cut(done: Completion | Piece, options: dict[str, Any]) -> None:
@@ -261,8 +268,8 @@ def _warn_if_cut(done: Completion | Piece, options: dict[str, Any]) -> None:
         click.echo(f"the text does not follow its grammar to the end: {why} ended it", err=True)
 
 
-def _show_logprobs(tokenizer: Tokenizer, logprobs: list[TokenLogprob]) -> None:
+def _show_logprobs(generator: Generator, logprobs: list[TokenLogprob]) -> None:
     for each in logprobs:
-        likely = "  ".join(f"{tokenizer.decode([token_id])!r} {logprob:.3f}" for token_id, logprob in each.top)
+        likely = "  ".join(f"{token_text(generator, token_id)} {logprob:.3f}" for token_id, logprob in each.top)
         logprob = "" if each.logprob is None else f"{each.logprob:.3f}"
-        click.echo(f"{tokenizer.decode([each.token_id])!r:<16} {logprob:>9}   {likely}".rstrip(), err=True)
+        click.echo(f"{token_text(generator, each.token_id):<16} {logprob:>9}   {likely}".rstrip(), err=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ortgpt.errors import OptionError
+from ortgpt.errors import OptionError, shown
 from ortgpt.forks import ProcessLock
 from ortgpt.native_call import native_call
 from ortgpt.options.resolved import Grammar
@@ -40,6 +40,12 @@ class Grammars:
 
         Raises OptionError for a grammar that llguidance does not accept, and if llguidance is not installed.
         """
+        if not self._tokenizer.is_byte_level:
+            raise OptionError(
+                "{grammar.name} needs a byte-level tokenizer, and this bundle's, of kind {kind}, is none",
+                {"grammar": grammar},
+                kind=shown(self._tokenizer.kind),
+            )
         if importlib.util.find_spec("llguidance") is None:
             raise OptionError(
                 "{grammar.name} needs llguidance, which is not installed; {hint}",
@@ -90,9 +96,27 @@ class _Names:
         self.bos_token_id = None
         self.special_token_ids = special_ids
         self._tokenizer = tokenizer
+        self._id_of: dict[bytes, int] | None = None
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._tokenizer.encode(text.decode() if isinstance(text, bytes) else text)
+        data = text if isinstance(text, bytes) else text.encode()
+        ids = self._tokenizer.encode(data.decode())
+        return ids if b"".join(map(self.tokens.__getitem__, ids)) == data else self._longest_tokens(data)
+
+    def _longest_tokens(self, data: bytes) -> list[int]:
+        """Return ids of exactly these bytes, for a tokenizer that puts a space before a text, or changes letters."""
+        if self._id_of is None:
+            special = set(self.special_token_ids)
+            self._id_of = {token: each for each, token in enumerate(self.tokens) if token and each not in special}
+        ids, begin, longest = [], 0, max(map(len, self._id_of), default=0)
+        while begin < len(data):
+            ends = range(min(len(data), begin + longest), begin, -1)
+            end = next((end for end in ends if data[begin:end] in self._id_of), None)
+            if end is None:
+                break
+            ids.append(self._id_of[data[begin:end]])
+            begin = end
+        return ids
 
 
 class Matcher:

@@ -1,4 +1,4 @@
-"""Read the two files of a byte-level BPE, vocab.json and merges.txt."""
+"""Read the two files of a byte-level BPE, vocab.json and merges.txt, whose letters stand for bytes."""
 
 from __future__ import annotations
 
@@ -53,3 +53,11 @@ def joined_merges(text: str, *, source: str) -> list[str]:
     if _PAIRS.fullmatch(text, begin):
         return text[begin:].replace(" ", "").split()
     return ["".join(pair) for pair in parse_merges(text, source=source)]
+
+
+def byte_of_letter() -> dict[str, int]:
+    """Return GPT-2's letter of each byte: printable Latin-1 means itself, the others follow from 256."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {chr(byte): byte for byte in printable}
+    rest = [byte for byte in range(256) if byte not in printable]
+    return letters | {chr(256 + index): byte for index, byte in enumerate(rest)}

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from ortgpt.text.tokenizer import Tokenizer
+from ortgpt.text.tokenizer import TextStream
 
 
-class TextStream:
-    """The text of a growing sequence of ids: whole characters, incomplete ones held until they are complete."""
+class ByteStream(TextStream):
+    """The text of ids whose bytes are joined; the bytes of an incomplete character are held."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
         """Return the characters that `token_id` completes."""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        return self._decoder.decode(self._token_bytes(token_id))
 
     @property
     def is_whole(self) -> bool:
@@ -27,6 +27,79 @@ class TextStream:
     def finish(self) -> str:
         """Return U+FFFD for a character that is still incomplete, else nothing."""
         return self._decoder.decode(b"", final=True)
+
+
+class TokenStream(TextStream):
+    """The text of ids where what a token adds depends on the token before it, a run of bytes counting as one.
+
+    Only the last tokens are decoded: one that gave text, and those after it. Those of a run of bytes are held until the
+    run ends, since one byte that does not fit makes U+FFFD of all.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        before: list[int],
+        run_ids: Collection[int],
+        known_ids: Collection[int],
+    ) -> None:
+        """Continue a text that ends with the tokens `before`; ids that are not in `known_ids` have no token."""
+        self._decode = decode
+        self._run_ids = run_ids
+        self._known_ids = known_ids
+        self._last_ids = before
+        self._written = decode(before)  # the text of _last_ids that was returned
+        self._is_run = False
+
+    def push(self, token_id: int) -> str:
+        """Return the text that `token_id` adds, and that of a run of bytes which it ends."""
+        if token_id not in self._known_ids:
+            return ""
+        self._last_ids.append(token_id)
+        self._is_run = token_id in self._run_ids
+        if self._is_run:
+            return ""
+        text = self._new_text()
+        if text:
+            self._last_ids = [token_id]
+            self._written = self._decode(self._last_ids)
+        return text
+
+    def _new_text(self) -> str:
+        return self._decode(self._last_ids)[len(self._written) :]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no run of bytes is held."""
+        return not self._is_run
+
+    def finish(self) -> str:
+        """Return the text of a run of bytes that is held."""
+        return self._new_text() if self._is_run else ""
+
+
+class DeferredStream(TextStream):
+    """The text of ids whose decoder looks at the whole text: it comes at the end."""
+
+    def __init__(self, decode: Callable[[list[int]], str], before: list[int]) -> None:
+        self._decode = decode
+        self._before = before
+        self._ids: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """Hold an id; return nothing."""
+        self._ids.append(token_id)
+        return ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is no id yet."""
+        return not self._ids
+
+    def finish(self) -> str:
+        """Return the text of all ids."""
+        ids, self._ids = self._ids, []
+        return self._decode([*self._before, *ids])[len(self._decode(self._before)) :] if ids else ""
 
 
 class StopMatcher:

@@ -20,7 +20,7 @@ from ortgpt.ort.package import import_onnxruntime, installed_wheels
 SELF_TEST = Path(__file__).parents[1] / "builtin" / "selftest"  # a bundle of one layer with a vocabulary of bytes
 SELF_TEST_PROMPT = "ortgpt"
 SELF_TEST_IDS = (92, 173, 161, 161, 164, 170, 31, 6)
-_PACKAGES = ("numpy", "tiktoken", "click", "llguidance")
+_PACKAGES = ("numpy", "tiktoken", "click", "llguidance", "tokenizers")
 
 
 @dataclass(frozen=True, kw_only=True)

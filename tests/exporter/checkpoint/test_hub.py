@@ -104,7 +104,14 @@ def test_one_set_of_weights_is_downloaded(hub: Hub, weights: dict[str, bytes], w
     [
         (
             TOKENIZER,
-            ["merges.txt", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.json"],
+            [
+                "config.json",
+                "merges.txt",
+                "special_tokens_map.json",
+                "tokenizer.json",
+                "tokenizer_config.json",
+                "vocab.json",
+            ],
         ),
         (ADAPTER, ["README.md", "adapter_config.json", "adapter_model.safetensors"]),
     ],

@@ -11,7 +11,8 @@ from transformers import AutoTokenizer, GPT2Tokenizer
 
 from ortgpt_exporter import ExportError
 from ortgpt_exporter.checkpoint.special_tokens import declared_tokens, number_tokens
-from ortgpt_exporter.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
+from ortgpt_exporter.checkpoint.tokenizer_files import read_tokenizer
+from ortgpt_exporter.checkpoint.tokenizer_folder import TokenizerFiles
 from support import write_small_tokenizer
 
 MAP, CONFIG, ADDED = "special_tokens_map.json", "tokenizer_config.json", "added_tokens.json"

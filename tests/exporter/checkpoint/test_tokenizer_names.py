@@ -10,6 +10,7 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer
 
 from exporter.checkpoint.hub_server import folder_repo, serve_hub, use_hub
+from ortgpt.contract import TokenizerKind
 from ortgpt_exporter import CheckpointSource, ExportError
 from ortgpt_exporter.checkpoint.load import load_checkpoint
 from ortgpt_exporter.checkpoint.tokenizer_files import read_tokenizer
@@ -55,20 +56,21 @@ def test_a_whole_tokenizer_of_any_name_is_taken(folder: Path, small_checkpoint: 
     assert files.tokenizer.encode(TEXT) == expected.tokenizer.encode(TEXT)
     other = tmp_path / "other.json"
     other.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": {"type": "Lowercase"}}))
-    with pytest.raises(ExportError, match=r"other\.json: this tokenizer is not supported: normalizer = "):
+    assert read_tokenizer(other).kind == TokenizerKind.TOKENIZER_JSON
+    other.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": {"type": "None"}}))
+    with pytest.raises(ExportError, match=r"other\.json: this tokenizer is damaged, or of a kind"):
         read_tokenizer(other)
 
 
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["vocab.txt"], "vocab.txt is a WordPiece vocabulary, as BERT and many Chinese models have it, which cannot"),
-        (["vocab.txt", "tokenizer_config.json"], "(found: vocab.txt is a WordPiece vocabulary"),
-        (["spiece.model"], "SentencePiece model, which cannot be used; a bundle runs a byte-level BPE only"),
+        (["spiece.model"], "(found: spiece.model is a SentencePiece model, which cannot be used)"),
+        (["spiece.model", "tokenizer_config.json"], "(found: spiece.model is a SentencePiece model"),
         (["sentencepiece.bpe.model"], "sentencepiece.bpe.model is a SentencePiece model, which cannot be used"),
         (["tokenizer.model"], "tokenizer.model is a SentencePiece model, or one of tiktoken, which cannot be used"),
         (["gpt2.tiktoken"], "gpt2.tiktoken is ranks of tiktoken, which cannot be used"),
-        (["meta.pkl"], "meta.pkl is the characters of a nanoGPT model, which cannot be used"),
+        (["meta.pkl"], "meta.pkl is the characters of a nanoGPT model; to use them, name the file (--tokenizer "),
         (["my-vocab.json", "my-merges.txt"], "my-merges.txt is merges, to be renamed to merges.txt; my-vocab.json is"),
         (["merges.json", "vocab.json"], "merges.json is merges as JSON, to be written to merges.txt as one pair a"),
         (["aitextgen.tokenizer.json"], "is a tokenizer in one file; to use it, name the file (--tokenizer "),
@@ -85,7 +87,8 @@ def test_what_lies_there_is_said(names: list[str], said: str, folder: Path) -> N
     missing = "no merges.txt in" if "vocab.json" in names else "no vocab.json and no merges.txt in"
     assert str(caught.value).startswith(missing)
     assert said in str(caught.value)
-    assert str(caught.value).endswith("name its folder (--tokenizer FOLDER, tokenizer=)")
+    end = "or give --tokenizer none for a bundle that takes and gives token ids"
+    assert str(caught.value).endswith(f"name its folder (--tokenizer FOLDER, tokenizer=), {end}")
 
 
 def test_the_hub_has_these_names_too(
@@ -111,5 +114,6 @@ def test_the_hub_has_these_names_too(
         assert any("'<|pad|>' = 300" in note for note in loaded.notes)
         assert load_checkpoint(CheckpointSource("me/chinese", tokenizer="me/tokenizer")).notes == ()
         for source in (CheckpointSource("me/chinese"), CheckpointSource("me/chinese", tokenizer="me/bert")):
-            with pytest.raises(ExportError, match=r"vocab\.txt is a WordPiece vocabulary"):
-                load_checkpoint(source)
+            files = load_checkpoint(source).tokenizer_files
+            assert files.kind == TokenizerKind.TOKENIZER_JSON
+            assert files.vocab == {"[UNK]": 0, "[SEP]": 1, "[PAD]": 2, "[CLS]": 3, "[MASK]": 4}

@@ -25,7 +25,7 @@ from ortgpt.bundle.folder import open_bundle, sha256_of
 from ortgpt.bundle.writing import locked_folder
 from ortgpt.cli.report import info_lines
 from ortgpt.contract import File
-from ortgpt.text.tokenizer import Tokenizer
+from ortgpt.text.byte_level_bpe import ByteLevelBPE
 from ortgpt.tools.seal import seal_bundle
 from support import reseal
 
@@ -133,8 +133,8 @@ def test_what_may_not_be_read_is_named(small_bundle: Path, open_folder: Path) ->
     for name, read in (
         ("ortgpt.json", lambda: open_bundle(path)),
         ("config.json", lambda: open_bundle(path)),
-        ("vocab.json", lambda: Tokenizer.load(path)),
-        ("merges.txt", lambda: Tokenizer.load(path)),
+        ("vocab.json", lambda: ByteLevelBPE.load(path)),
+        ("merges.txt", lambda: ByteLevelBPE.load(path)),
         ("model.onnx", lambda: external_files(path / "model.onnx")),
         ("model.onnx.data", opened.verify_hashes),
     ):
@@ -244,6 +244,7 @@ def test_a_bit_flipped_in_the_manifest_is_noticed(bundle: Path) -> None:
         (lambda m: m.update(task="translation"), "task = 'translation'"),
         (lambda m: m["architecture"].update(norm="post"), "architecture.norm = 'post'"),
         (lambda m: m["tokenizer"].update(kind="wordpiece"), "tokenizer.kind = 'wordpiece'"),
+        (lambda m: m["tokenizer"].update(kind="tokenizer-json"), r"'tokenizer\.json' is not listed in the manifest"),
         (lambda m: m.update(graphs=[]), r"graphs = \[\]"),
         (lambda m: m["graphs"][0].update(flavour=7), r"graphs\[0\].flavour = 7"),
         (lambda m: m["graphs"][0]["cache"].update(kind=None), r"graphs\[0\].cache.kind = None"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import ortgpt
 from ortgpt.continuation import text_until
-from ortgpt.text.detokenizer import StopMatcher, TextStream
+from ortgpt.text.detokenizer import StopMatcher
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
@@ -76,5 +76,5 @@ def test_generate_and_stream_stop_at_the_same_place(small: ortgpt.Generator, dat
     # No token is computed behind the one that completes the stop string.
     assert done.token_ids == free.token_ids[: len(done.token_ids)]
     if stop is not None:
-        stream = TextStream(small.tokenizer)
+        stream = small.tokenizer.stream()
         assert stop not in "".join(map(stream.push, done.token_ids[:-1]))

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from transformers import AddedToken, GPT2Tokenizer
 
 from ortgpt import BundleError, PromptError
-from ortgpt.text import tokenizer as module
-from ortgpt.text.detokenizer import TextStream
-from ortgpt.text.tokenizer import Tokenizer
+from ortgpt.text import byte_level_bpe as module
+from ortgpt.text.byte_level_bpe import ByteLevelBPE
 from ortgpt_exporter.checkpoint.load import find_folder
 from support import TEXT, read_pairs, write_real_tokenizer, write_small_tokenizer
 
@@ -40,13 +39,13 @@ def oracle(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module", params=["austen", "real"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ByteLevelBPE, Any]:
     if request.param == "austen":
         folder = find_folder("austen")
     else:
         folder = tmp_path_factory.mktemp("real")
         write_real_tokenizer(folder)
-    return Tokenizer.load(folder), oracle(folder)
+    return ByteLevelBPE.load(folder), oracle(folder)
 
 
 def their_ids(tokenizer: Any, text: str) -> list[int]:
@@ -61,14 +60,14 @@ def their_ids(tokenizer: Any, text: str) -> list[int]:
 @example(text="Hello<|endoftext|> world")
 @example(text="a" * 3000)
 @example(text=" " * 1000 + "x")
-def test_ids_equal_those_of_transformers(pair: tuple[Tokenizer, Any], text: str) -> None:
+def test_ids_equal_those_of_transformers(pair: tuple[ByteLevelBPE, Any], text: str) -> None:
     ours, theirs = pair
     ids = ours.encode(text)
     assert ids == their_ids(theirs, text)
     assert ours.decode(ids) == text
 
 
-def test_every_character_is_split_as_transformers_splits_it(pair: tuple[Tokenizer, Any]) -> None:
+def test_every_character_is_split_as_transformers_splits_it(pair: tuple[ByteLevelBPE, Any]) -> None:
     ours, theirs = pair
     characters = [chr(point) for point in range(sys.maxunicode + 1) if not 0xD800 <= point < 0xE000]
     # Between letters, digits and signs, the class of a character shows in how the text is split.
@@ -85,27 +84,29 @@ def test_every_character_is_split_as_transformers_splits_it(pair: tuple[Tokenize
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_pieces_join_to_the_whole_and_never_cut_a_character(pair: tuple[Tokenizer, Any], data: st.DataObject) -> None:
+def test_pieces_join_to_the_whole_and_never_cut_a_character(
+    pair: tuple[ByteLevelBPE, Any], data: st.DataObject
+) -> None:
     ours, _ = pair
     ids = data.draw(st.lists(st.integers(0, ours.vocab_size - 1), max_size=40))
-    stream = TextStream(ours)
+    stream = ours.stream()
     pieces = [stream.push(token_id) for token_id in ids]
     joined = "".join(pieces) + stream.finish()
     assert joined == ours.decode(ids)
     text = data.draw(UNICODE)
-    stream = TextStream(ours)
+    stream = ours.stream()
     pieces = [stream.push(token_id) for token_id in ours.encode(text)]
     assert "".join(pieces) == text
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
 
 
-def test_a_character_of_several_tokens_comes_with_its_last(pair: tuple[Tokenizer, Any]) -> None:
+def test_a_character_of_several_tokens_comes_with_its_last(pair: tuple[ByteLevelBPE, Any]) -> None:
     ours, _ = pair
     ids = ours.encode("👩")
     assert len(ids) > 1
-    stream = TextStream(ours)
+    stream = ours.stream()
     assert [stream.push(token_id) for token_id in ids] == [""] * (len(ids) - 1) + ["👩"]
-    stream = TextStream(ours)
+    stream = ours.stream()
     assert stream.push(ids[0]) + stream.finish() == "\ufffd"
 
 
@@ -114,14 +115,14 @@ def test_ids_are_the_vocabularys_not_the_ranks(tmp_path: Path) -> None:
     vocab = json.loads((tmp_path / "vocab.json").read_text())
     renumbered = {token: len(vocab) - 1 - token_id for token, token_id in vocab.items()}
     (tmp_path / "vocab.json").write_text(json.dumps(renumbered))
-    ours = Tokenizer.load(tmp_path)
+    ours = ByteLevelBPE.load(tmp_path)
     assert ours.encode(TEXT) == their_ids(oracle(tmp_path), TEXT)
     assert ours.decode(ours.encode(TEXT)) == TEXT
 
 
 def test_added_tokens_are_kept_and_plain_text_in_a_prompt(tmp_path: Path) -> None:
     write_real_tokenizer(tmp_path, added=("<|pad|>",))
-    ours = Tokenizer.load(tmp_path)
+    ours = ByteLevelBPE.load(tmp_path)
     assert ours.vocab_size == 50258
     assert ours.decode([50257, 50256]) == "<|pad|><|endoftext|>"
     assert 50257 not in ours.encode("a <|pad|> b")
@@ -138,7 +139,7 @@ def test_added_tokens_are_kept_and_plain_text_in_a_prompt(tmp_path: Path) -> Non
 def test_of_overlapping_special_tokens_the_first_and_longest_is_found(tmp_path: Path) -> None:
     added = ("<|a|>", "<|a|>b", "|>c", "  \n", "x y", "[^-]")
     write_real_tokenizer(tmp_path, added=added)
-    ours, theirs = Tokenizer.load(tmp_path), GPT2Tokenizer.from_pretrained(tmp_path)
+    ours, theirs = ByteLevelBPE.load(tmp_path), GPT2Tokenizer.from_pretrained(tmp_path)
     theirs.add_tokens([AddedToken(token, special=True, normalized=False) for token in added])
     for text in (
         "<|a|>b<|a|>c",
@@ -158,7 +159,7 @@ SPACES = (" ", "\n", "\t", "\u3000", "\r\n", "\u00a0 ", "\x85", "  \n")
 
 @pytest.mark.parametrize("space", SPACES)
 def test_long_runs_of_white_space_are_split_as_transformers_splits_them(
-    pair: tuple[Tokenizer, Any], space: str
+    pair: tuple[ByteLevelBPE, Any], space: str
 ) -> None:
     ours, theirs = pair
     for length in (9_999, 10_000, 10_001):
@@ -183,7 +184,7 @@ SPACED = st.lists(
 
 @settings(max_examples=500, deadline=None)
 @given(text=SPACED)
-def test_runs_are_cut_as_the_split_would_cut_them(pair: tuple[Tokenizer, Any], text: str) -> None:
+def test_runs_are_cut_as_the_split_would_cut_them(pair: tuple[ByteLevelBPE, Any], text: str) -> None:
     ours, _ = pair
     expected = ours.encode(text)
     with pytest.MonkeyPatch.context() as patch:  # every run of two or more is a long one
@@ -194,7 +195,7 @@ def test_runs_are_cut_as_the_split_would_cut_them(pair: tuple[Tokenizer, Any], t
 
 def test_special_tokens_end_long_runs_of_white_space(tmp_path: Path) -> None:
     write_real_tokenizer(tmp_path, added=("  <|x|>",))
-    ours, theirs = Tokenizer.load(tmp_path), GPT2Tokenizer.from_pretrained(tmp_path)
+    ours, theirs = ByteLevelBPE.load(tmp_path), GPT2Tokenizer.from_pretrained(tmp_path)
     theirs.add_tokens([AddedToken("  <|x|>", special=True, normalized=False)])
     run = "\n " * 10_000
     for text in (f"{run}<|endoftext|>{run}a", f"a{run}  <|x|>{run}<|endoftext|>", f"{run} <|x|>"):
@@ -205,12 +206,12 @@ def test_special_tokens_end_long_runs_of_white_space(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", [" " * 2_000_000 + "x", "\n" * 2_000_000, "a" * 2_000_000, "x " + "\t" * 1_500_000 + " y"]
 )
-def test_two_million_characters_of_a_kind_are_encoded(pair: tuple[Tokenizer, Any], text: str) -> None:
+def test_two_million_characters_of_a_kind_are_encoded(pair: tuple[ByteLevelBPE, Any], text: str) -> None:
     ours, _ = pair
     assert ours.decode(ours.encode(text)) == text
 
 
-def test_one_letter_over_and_over_takes_no_longer_than_other_text(pair: tuple[Tokenizer, Any]) -> None:
+def test_one_letter_over_and_over_takes_no_longer_than_other_text(pair: tuple[ByteLevelBPE, Any]) -> None:
     ours, theirs = pair
     begin = time.perf_counter()
     ours.encode("a" * 200_000)
@@ -221,7 +222,7 @@ def test_one_letter_over_and_over_takes_no_longer_than_other_text(pair: tuple[To
 
 def test_ids_that_stand_for_nothing_are_refused(tmp_path: Path) -> None:
     write_real_tokenizer(tmp_path)
-    ours = Tokenizer.load(tmp_path)
+    ours = ByteLevelBPE.load(tmp_path)
     for token_id in (-1, 50257, 10**9, [1], "a", None):
         with pytest.raises(PromptError, match=f"token id {re.escape(repr(token_id))} is not in the vocabulary .*50256"):
             ours.decode([token_id])  # type: ignore[list-item]
@@ -233,7 +234,7 @@ def test_ids_that_stand_for_nothing_are_refused(tmp_path: Path) -> None:
 def test_text_must_be_text(tmp_path: Path) -> None:
     write_small_tokenizer(tmp_path)
     with pytest.raises(PromptError, match="bytes"):
-        Tokenizer.load(tmp_path).encode(b"x")  # type: ignore[arg-type]
+        ByteLevelBPE.load(tmp_path).encode(b"x")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +262,7 @@ def test_damaged_files_are_refused(tmp_path: Path, vocab: Any, merges: str | Non
     if merges is not None:
         (tmp_path / "merges.txt").write_text(merges)
     with pytest.raises(BundleError, match=reason):
-        Tokenizer.load(tmp_path)
+        ByteLevelBPE.load(tmp_path)
 
 
 def test_only_a_version_line_at_the_top_is_a_comment(tmp_path: Path) -> None:
@@ -279,7 +280,7 @@ def test_ids_beside_the_tokens_are_counted_without_listing_them(tmp_path: Path) 
     vocab = json.loads((tmp_path / "vocab.json").read_text())
     (tmp_path / "vocab.json").write_text(json.dumps(vocab | {"<|far|>": 2**24 - 1}))
     begin = time.perf_counter()
-    ours = Tokenizer.load(tmp_path)
+    ours = ByteLevelBPE.load(tmp_path)
     assert ours.vocab_size == 2**24
     assert next(ours.unused_ids()) == 300
     assert time.perf_counter() - begin < 3
