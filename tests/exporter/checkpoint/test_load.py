@@ -207,7 +207,9 @@ def test_another_tokenizer_is_taken_where_one_is_named(folder: Path, tmp_path: P
     assert load(folder, tokenizer=str(other)).tokenizer_files.tokenizer.vocab_size == 280
     with pytest.raises(ExportError, match="tokenizer has 4096 ids, the model only 300 rows"):
         load(folder, tokenizer="austen")
-    accepted = r"\(accepted: a folder with the files of a tokenizer, a tokenizer\.json of any name, a nanoGPT meta\.pkl, a hub id"
+    accepted = (
+        r"\(accepted: a folder with the files of a tokenizer, a tokenizer\.json of any name, a nanoGPT meta\.pkl, "
+    )
     for name, reason in (
         (other / "none", f"does not exist {accepted}"),
         (other / "merges.txt", f"is a file {accepted}"),
