@@ -35,7 +35,6 @@ from ortgpt.results import (
     Piece,
     Score,
     Timings,
-    TokenClassification,
     TokenLabel,
     TokenLogprob,
 )
@@ -65,7 +64,6 @@ __all__ = [
     "PromptError",
     "Score",
     "Timings",
-    "TokenClassification",
     "TokenLabel",
     "TokenLogprob",
     "UnknownOptionError",

@@ -16,12 +16,12 @@ from ortgpt.bundle.folder import Bundle
 from ortgpt.contract import Flavour, ProblemType, Task, Tensor, TokenizerKind
 from ortgpt.decode.next_token import check_finite
 from ortgpt.engine.forward import Logits, run_bound
-from ortgpt.errors import BundleError, ClosedError, ContextLengthError, PromptError, shown
+from ortgpt.errors import ClosedError, ContextLengthError, PromptError, shown
 from ortgpt.forks import fork_count
 from ortgpt.model import Prompt, open_session, prompt_ids
 from ortgpt.options.validation import integer
 from ortgpt.ort.session import Session
-from ortgpt.results import Classification, TokenClassification, TokenLabel
+from ortgpt.results import Classification, TokenLabel
 from ortgpt.text.tokenizer import Tokenizer
 
 _TASKS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
@@ -106,35 +106,20 @@ class Classifier:
         return _open, (self._opening,)
 
     def classify(self, texts: Iterable[Prompt], *, batch_tokens: int | None = None) -> list[Classification]:
-        """Return the labels of each text (or sequence of ids), in order.
+        """Return what the classifier says of each text (or sequence of ids), or of its tokens, in order.
 
         Texts of similar lengths are computed together, as long as they have at most `batch_tokens` tokens in all,
-        padding included (by default 256). Raises PromptError for texts that are none, or empty; ContextLengthError
-        for one beyond the context; BundleError for a bundle that labels tokens; OptionError or NonFiniteLogitsError.
+        padding included (by default 256). Raises PromptError for texts that are none, or empty; ContextLengthError for
+        one beyond the context; OptionError or NonFiniteLogitsError.
         """
-        self._check_task(Task.TEXT_CLASSIFICATION)
         rows = self._rows(texts)
         found: dict[int, Classification] = {}
         for batch, logits in self._computed([ids for ids, _ in rows], batch_tokens):
             for index, row in zip(batch, logits, strict=True):
-                check_finite(row, f"of texts[{index}]")
-                found[index] = self._classification(row.copy())
-        return [found[index] for index in range(len(rows))]
-
-    def classify_tokens(self, texts: Iterable[Prompt], *, batch_tokens: int | None = None) -> list[TokenClassification]:
-        """Return a label for each token of each text (or sequence of ids), in order.
-
-        Arguments and errors are those of classify(), except that the bundle labels tokens.
-        """
-        self._check_task(Task.TOKEN_CLASSIFICATION)
-        rows = self._rows(texts)
-        found: dict[int, TokenClassification] = {}
-        for batch, logits in self._computed([ids for ids, _ in rows], batch_tokens):
-            for index, row in zip(batch, logits, strict=True):
                 ids, text = rows[index]
-                row = row[: len(ids)].copy()  # without padding
+                row = (row[: len(ids)] if self._labels_tokens else row).copy()  # without padding
                 check_finite(row, f"of texts[{index}]")
-                found[index] = self._token_classification(ids, text, row)
+                found[index] = self._of_tokens(ids, text, row) if self._labels_tokens else self._of_text(row)
         return [found[index] for index in range(len(rows))]
 
     def token_rows(self, texts: Iterable[Prompt]) -> list[list[int]]:
@@ -149,10 +134,9 @@ class Classifier:
                 found[index] = (row if row.ndim == 1 else row[: len(rows[index])]).copy()
         return [found[index] for index in range(len(rows))]
 
-    def _check_task(self, task: str) -> None:
-        if self.bundle.manifest.task != task:
-            method = "classify()" if task == Task.TOKEN_CLASSIFICATION else "classify_tokens()"
-            raise BundleError(f"{self.bundle.path} is made for {self.bundle.manifest.task}; call {method}")
+    @property
+    def _labels_tokens(self) -> bool:
+        return self.bundle.manifest.task == Task.TOKEN_CLASSIFICATION
 
     def _rows(self, texts: Iterable[Prompt]) -> list[tuple[list[int], str | None]]:
         """Return the ids of each text, and the text itself unless it was given as ids."""
@@ -207,7 +191,7 @@ class Classifier:
         logits: Logits = binding.get_outputs()[0].numpy()
         return logits
 
-    def _classification(self, logits: Logits) -> Classification:
+    def _of_text(self, logits: Logits) -> Classification:
         if self._problem_type == ProblemType.REGRESSION:
             return Classification(label=None, labels=[], probabilities={}, logits=logits)
         wide = logits.astype(np.float64)
@@ -218,7 +202,7 @@ class Classifier:
         held = [best] if is_single else [label for label, each in probabilities.items() if each >= _THRESHOLD]
         return Classification(label=best, labels=held, probabilities=probabilities, logits=logits)
 
-    def _token_classification(self, ids: list[int], text: str | None, logits: Logits) -> TokenClassification:
+    def _of_tokens(self, ids: list[int], text: str | None, logits: Logits) -> Classification:
         spans = self._spans(ids, text)
         best = logits.argmax(-1).tolist()
         all_values = _softmax(logits.astype(np.float64)).tolist()
@@ -233,7 +217,8 @@ class Classifier:
             )
             for token_id, (start, end), place, values in zip(ids, spans, best, all_values, strict=True)
         ]
-        return TokenClassification(tokens=tokens, logits=logits)
+        labels = [token.label for token in tokens]
+        return Classification(label=None, labels=labels, probabilities={}, logits=logits, tokens=tokens)
 
     def _spans(self, ids: list[int], text: str | None) -> Sequence[tuple[int, int] | tuple[None, None]]:
         """Return where each token lies in the text, if the tokens' bytes are those of the text."""

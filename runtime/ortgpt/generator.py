@@ -220,11 +220,16 @@ class Generator(LoadedModel):
     def score(self, text: Prompt, *, stride: int | None = None) -> Score:
         """Measure how well the model predicts a text (or ids): nll, perplexity, bits per byte, each token's logprob.
 
-        The first token is predicted from end-of-text. A text beyond the context is scored in windows of n_positions
-        with stride n_positions / 2, or `stride`, each token once. Raises PromptError for an empty text.
+        The first token is predicted from end-of-text; a model without one, such as GPT-1, does not predict it. A text
+        beyond the context is scored in windows of n_positions with stride n_positions / 2, or `stride`, each token
+        once. Raises PromptError for a text with nothing to predict.
         """
         ids = self.prompt_ids(text, "text")
-        return score_ids(self.engine, self.start_id, ids, self.size_bytes(text, ids), stride)
+        size_bytes, start_id = self.size_bytes(text, ids), self.bundle.config.start_id
+        if start_id is None:
+            size_bytes -= self.tokenizer.size_bytes(ids[:1])
+            start_id, *ids = ids or [0]
+        return score_ids(self.engine, start_id, ids, size_bytes, stride)
 
     def choose(self, prompt: Prompt, continuations: Iterable[Prompt], *, normalize: str = "tokens") -> list[Choice]:
         """Rank continuations of a prompt by their likelihood, the likeliest first; the prompt is computed once.

@@ -119,7 +119,7 @@ class LoadedModel:
         if start_id is not None:
             return start_id
         raise PromptError(
-            "the model has no token to start a text from, which an empty prompt and a score need (bos_token_id or "
+            "the model has no token to start a text from, which an empty prompt needs (bos_token_id or "
             f"eos_token_id in its {File.CONFIG}); give a prompt of at least one token, or export the model again with "
             "--bos-token-id"
         )

@@ -124,23 +124,6 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification:
-    """What a classifier says of a text."""
-
-    label: str | None
-    """The likeliest label; None for a regression."""
-    labels: list[str]
-    """The labels that hold: of a multi-label classifier those with a probability of 0.5 or more, else `label`; none for
-    a regression."""
-    probabilities: dict[str, float]
-    """The probability of each label. They add up to 1, except those of a multi-label classifier, whose labels are
-    independent. Empty for a regression."""
-    logits: npt.NDArray[np.float32] = field(compare=False)
-    """What the model computed, float32 (labels,), in the order of the classifier's labels; for a regression, the
-    values."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TokenLabel:
     """What a classifier says of a token."""
 
@@ -160,10 +143,19 @@ class TokenLabel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenClassification:
-    """What a classifier says of the tokens of a text."""
+class Classification:
+    """What a classifier says of a text, or of each of its tokens."""
 
-    tokens: list[TokenLabel]
-    """An entry for each token, in order."""
+    label: str | None
+    """The likeliest label of the text; None for a regression, and where the tokens have the labels."""
+    labels: list[str]
+    """The labels that hold: of a multi-label classifier those with a probability of 0.5 or more; of a classifier of
+    tokens one for each token; else `label`; none for a regression."""
+    probabilities: dict[str, float]
+    """The probability of each label. They add up to 1, except those of a multi-label classifier, whose labels are
+    independent. Empty for a regression, and where the tokens have the labels."""
     logits: npt.NDArray[np.float32] = field(compare=False)
-    """What the model computed, float32 (tokens, labels)."""
+    """What the model computed, float32 (labels,), in the order of the classifier's labels; for a regression, the
+    values; of a classifier of tokens (tokens, labels)."""
+    tokens: list[TokenLabel] = field(default_factory=list)
+    """Of a classifier of tokens, an entry for each token, in order; else empty."""

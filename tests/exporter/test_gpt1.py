@@ -123,13 +123,24 @@ def test_the_bundle_says_what_the_network_is(bundles: dict[tuple[str, str], Bund
     assert config.afn == "silu"
 
 
-def test_a_text_needs_a_beginning(bundles: dict[tuple[str, str], Bundle]) -> None:
+def test_without_a_start_the_first_token_is_given_and_not_predicted(
+    bundles: dict[tuple[str, str], Bundle], checkpoint: Path
+) -> None:
     """GPT-1 has no token that begins or ends a text."""
+    theirs = OpenAIGPTLMHeadModel.from_pretrained(checkpoint).eval()
     with ortgpt.load(bundles["tied", "native"].path) as generator:
         with pytest.raises(PromptError, match="no token to start a text from"):
             generator.generate("")
-        with pytest.raises(PromptError, match="no token to start a text from"):
-            generator.score("It is a truth")
+        ids = generator.tokenizer.encode("It is a truth")
+        score = generator.score("It is a truth")
+        assert (score.tokens, score.token_ids) == (len(ids) - 1, ids[1:])
+        assert score.text_bytes == len("It is a truth") - generator.tokenizer.size_bytes(ids[:1])
+        with torch.no_grad():
+            logprobs = torch.log_softmax(theirs(torch.tensor([ids])).logits[0], -1).numpy()
+        np.testing.assert_allclose(score.token_logprobs, logprobs[np.arange(len(ids) - 1), ids[1:]], atol=1e-4)
+        for nothing in ("", ids[:1]):
+            with pytest.raises(PromptError, match="nothing to score"):
+                generator.score(nothing)
         assert len(generator.generate("It is", max_new_tokens=60).token_ids) == 60
         assert generator.choose("It is", [" a truth", " a wife"])[0].score < 0
 

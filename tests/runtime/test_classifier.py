@@ -125,11 +125,13 @@ def test_the_labels_of_tokens_are_those_of_transformers(
     token_classifier: Exported, of_tokens: ortgpt.Classifier
 ) -> None:
     rows = [of_tokens.tokenizer.encode(text) for text in TEXTS]
-    results = of_tokens.classify_tokens(TEXTS)
+    results = of_tokens.classify(TEXTS)
     for ids, result, logits in zip(rows, results, oracle(token_classifier.model, rows), strict=True):
         assert result.logits.shape == (len(ids), 3)
         np.testing.assert_allclose(result.logits, logits, rtol=1e-4, atol=1e-4)
         expected = torch.softmax(torch.from_numpy(logits).double(), -1).numpy()
+        assert (result.label, result.probabilities) == (None, {})
+        assert result.labels == [token.label for token in result.tokens]
         assert [token.token_id for token in result.tokens] == ids
         for token, values in zip(result.tokens, expected, strict=True):
             assert list(token.probabilities) == ["bad", "fair", "good"]
@@ -141,7 +143,7 @@ def test_the_labels_of_tokens_are_those_of_transformers(
 def test_spans_are_those_of_tokenizers(token_classifier: Exported, of_tokens: ortgpt.Classifier, text: str) -> None:
     folder = token_classifier.checkpoint
     theirs = ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt")).encode(text)
-    (result,) = of_tokens.classify_tokens([text])
+    (result,) = of_tokens.classify([text])
     assert [token.token_id for token in result.tokens] == theirs.ids
     assert [(token.start, token.end) for token in result.tokens] == theirs.offsets
     for token in result.tokens:
@@ -151,11 +153,11 @@ def test_spans_are_those_of_tokenizers(token_classifier: Exported, of_tokens: or
 
 
 def test_spans_that_are_unknown_are_none(of_tokens: ortgpt.Classifier) -> None:
-    (result,) = of_tokens.classify_tokens([of_tokens.tokenizer.encode("It is")])
+    (result,) = of_tokens.classify([of_tokens.tokenizer.encode("It is")])
     assert {(token.start, token.end) for token in result.tokens} == {(None, None)}
-    (pair,) = of_tokens.classify_tokens(["a\ud83d\ude00"])  # halves that the tokenizer joins to one character
+    (pair,) = of_tokens.classify(["a\ud83d\ude00"])  # halves that the tokenizer joins to one character
     assert {(token.start, token.end) for token in pair.tokens} == {(None, None)}
-    (half,) = of_tokens.classify_tokens(["a\ud83d"])
+    (half,) = of_tokens.classify(["a\ud83d"])
     assert half.tokens[0].start == 0
 
 
@@ -175,7 +177,7 @@ def test_spans_that_are_unknown_are_none(of_tokens: ortgpt.Classifier) -> None:
 def test_texts_that_cannot_be_classified_are_named(
     classifier: ortgpt.Classifier, of_tokens: ortgpt.Classifier, texts: Any, error: type[Exception], reason: str
 ) -> None:
-    for call in (classifier.classify, of_tokens.classify_tokens):
+    for call in (classifier.classify, of_tokens.classify):
         with pytest.raises(error, match=reason):
             call(texts)
 
@@ -184,13 +186,6 @@ def test_texts_that_cannot_be_classified_are_named(
 def test_batch_tokens_is_checked(classifier: ortgpt.Classifier, batch_tokens: Any) -> None:
     with pytest.raises(ortgpt.OptionError, match="batch_tokens"):
         classifier.classify(["a"], batch_tokens=batch_tokens)
-
-
-def test_the_other_call_is_named(classifier: ortgpt.Classifier, of_tokens: ortgpt.Classifier) -> None:
-    with pytest.raises(ortgpt.BundleError, match=r"text-classification; call classify\(\)"):
-        classifier.classify_tokens(["a"])
-    with pytest.raises(ortgpt.BundleError, match=r"token-classification; call classify_tokens\(\)"):
-        of_tokens.classify(["a"])
 
 
 def test_each_kind_of_bundle_names_what_opens_it(text_classifier: Exported, small_bundle: Path) -> None:
@@ -203,7 +198,7 @@ def test_each_kind_of_bundle_names_what_opens_it(text_classifier: Exported, smal
 def test_logits_that_are_not_finite_are_refused(
     classifier: ortgpt.Classifier, of_tokens: ortgpt.Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for loaded, call in ((classifier, classifier.classify), (of_tokens, of_tokens.classify_tokens)):
+    for loaded, call in ((classifier, classifier.classify), (of_tokens, of_tokens.classify)):
         run = loaded._run
 
         def damaged(rows: Any, run: Any = run) -> Any:

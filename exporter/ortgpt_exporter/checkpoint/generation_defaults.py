@@ -157,7 +157,7 @@ def _without_token_notes(
     named = [f"{key} = {value}" for key, value in without]
     keys = [key for key in (_BOS, _EOS) if any(key == other for other, _ in without)]
     effects = "" if has_end or _EOS not in keys else "; no token ends a text"
-    effects += "" if has_start or not keys else "; an empty prompt and `score` lack a token to start from"
+    effects += "" if has_start or not keys else "; an empty prompt lacks a token to start from"
     options = " and ".join(f"--{key.replace('_', '-')}" for key in keys)
     what_to_do = f"; if the tokenizer has such tokens, name them ({options})" if keys else ""
     yield (

@@ -17,18 +17,15 @@ from ortgpt.classifier import Classifier, load_classifier
 from ortgpt.cli.options import device_options
 from ortgpt.cli.prompt_lines import FORMATS, PromptFile
 from ortgpt.cli.streams import json_text, piped_text, printable, read_argument, write_line
-from ortgpt.contract import Task
 from ortgpt.errors import ClosedError, EngineError, OptionError, OrtGptError, PromptError, shown
-from ortgpt.results import Classification, TokenClassification
+from ortgpt.results import Classification
 
 _CHUNK = 64  # texts that are computed and written at once
 _KEYS = ("text", "prompt")
 # The names in a record that are not the line's own.
-_RECORD_NAMES = frozenset({"line", "error", *_KEYS}).union(
-    each.name for kind in (Classification, TokenClassification) for each in dataclasses.fields(kind)
-)
+_RECORD_NAMES = frozenset({"line", "error", *_KEYS}).union(each.name for each in dataclasses.fields(Classification))
 
-_Result = Classification | TokenClassification | OrtGptError
+_Result = Classification | OrtGptError
 
 
 @dataclass(frozen=True)
@@ -141,9 +138,7 @@ def _classified(classifier: Classifier, chunk: Sequence[_Text]) -> list[_Result]
     good = [text for text in chunk if text.error is None]
     results: Iterator[_Result]
     try:
-        texts = [_checked(text.text) for text in good]
-        is_of_tokens = classifier.bundle.manifest.task == Task.TOKEN_CLASSIFICATION
-        results = iter(classifier.classify_tokens(texts) if is_of_tokens else classifier.classify(texts))
+        results = iter(classifier.classify([_checked(text.text) for text in good]))
     except OrtGptError as error:
         if isinstance(error, (ClosedError, EngineError)):
             raise
@@ -179,7 +174,7 @@ def _plain_lines(text: _Text, result: _Result) -> Iterator[str]:
     if isinstance(result, OrtGptError):
         where = "" if text.line is None else f"line {text.line}: "
         yield f"error  {where}{result}"
-    elif isinstance(result, TokenClassification):
+    elif result.tokens:
         width = max(len(printable(repr(token.text))) for token in result.tokens)
         for token in result.tokens:
             yield f"{token.text!r:<{width}}  {token.label}  {token.probabilities[token.label]:.4f}"

@@ -29,7 +29,10 @@ def score_ids(
     tokens, NonFiniteLogitsError when the model computes NaN or infinity.
     """
     if not token_ids:
-        raise PromptError("nothing to score: the text is empty (accepted: at least one token)")
+        raise PromptError(
+            "nothing to score: the text is empty (accepted: at least one token, or two for a model without a token to "
+            "start from)"
+        )
     n_positions = engine.config.n_positions
     accepted = f"an integer from 1 to the context, {n_positions}"
     stride = integer(1, n_positions, accepted=accepted).read("stride", stride) or max(1, n_positions // 2)

@@ -113,7 +113,7 @@ def test_more_lines_than_are_computed_at_once_stay_in_order(text_classifier: Exp
 def test_tokens_have_a_line_each(token_classifier: Exported) -> None:
     result = run(token_classifier.bundle, "It is", "é")
     with ortgpt.load_classifier(token_classifier.bundle) as classifier:
-        first, second = classifier.classify_tokens(["It is", "é"])
+        first, second = classifier.classify(["It is", "é"])
     lines = result.stdout.splitlines()
     assert len(lines) == len(first.tokens) + len(second.tokens) + 2
     assert [line.split()[-2] for line in lines[: len(first.tokens)]] == [token.label for token in first.tokens]
