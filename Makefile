@@ -102,7 +102,7 @@ docs: $(DOCS)/.setup  ## Build the documentation into build/site
 # For maintainers
 
 .PHONY: setup-dev test lint type bench-peers bench-quality bench-export check-oldest check-newest check-pythons check-large \
-	check-audit check-portable check-dialects check-avx2 check-cuda check-fuzz check-soak check-faults check-limits check-examples clean
+	check-audit check-portable check-dialects check-avx2 check-cuda check-fuzz check-soak check-faults check-limits check-examples check-family clean
 
 setup-dev: $(VENV)/.setup-dev  ## Install what the tests need, too
 
@@ -170,6 +170,9 @@ check-dialects: $(VENV)/.setup-dev  ## Write a stand-in of every dialect of chec
 	@rm -rf build/dialects && mkdir -p build
 	@PYTHONPATH=tests $(BIN)/python checks/dialects.py build/dialects | while read -r variables; do \
 		eval "$(MAKE) export $$variables" < /dev/null 2>&1 | tail -n 1; done
+
+check-family: $(VENV)/.setup-dev  ## Run the commands of docs/family.md on stand-ins of the published checkpoints (10 minutes, 10 GB)
+	@PYTHONPATH=tests $(BIN)/python checks/family.py
 
 check-avx2: $(VENV)/.setup-dev  ## Check products of integers under an emulated CPU without VNNI (needs qemu-x86_64)
 	@command -v qemu-x86_64 > /dev/null || { echo "make check-avx2 needs qemu-x86_64: apt-get install qemu-user" >&2; exit 2; }

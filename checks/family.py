@@ -7,6 +7,7 @@ empty folder, and prints each with what it wrote.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -63,7 +64,7 @@ def gpt1(folder: Path) -> None:
     tokenizer.train_from_iterator([TEXT], trainer)
     vocab = tokenizer.get_vocab()
     vocab |= {f"unused{token_id}</w>": token_id for token_id in range(len(vocab), config.vocab_size)}
-    merges = [tuple(merge) for merge in json_model(tokenizer)["merges"]]
+    merges = [tuple(merge) for merge in json.loads(tokenizer.to_str())["model"]["merges"]]
     tokenizer.model = models.BPE(vocab, merges, unk_token="<unk>", end_of_word_suffix="</w>")
     tokenizer.save(str(folder / "tokenizer.json"))
 
@@ -133,50 +134,45 @@ def save(kind: Any, config: Any, folder: Path) -> None:
     kind(config).half().save_pretrained(folder)
 
 
-def json_model(tokenizer: Tokenizer) -> dict[str, Any]:
-    import json
-
-    model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
-    return model
-
-
 def stand_in(name: str) -> Repo:
     with tempfile.TemporaryDirectory() as folder:
         REPOS[name](Path(folder))
         return folder_repo(Path(folder))
 
 
-def write_characters(folder: Path) -> None:
-    """Write a nanoGPT checkpoint of characters, and its meta.pkl, where nanoGPT has them."""
+def write_inputs(folder: Path) -> None:
+    """Write the files that the commands read: a text, and a nanoGPT checkpoint of characters with its meta.pkl."""
+    pages = sorted(PAGE.parent.glob("*.md"))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    notes = text.replace("<|endoftext|>", "end-of-text")  # which would end a document
+    (folder / "notes.txt").write_text(notes, encoding="utf-8", newline="\n")
     letters = sorted(set(TEXT))
-    folder.mkdir(parents=True)
+    (folder / "nanogpt").mkdir()
     state = make_nanogpt(vocab_size=len(letters)).state_dict()
-    write_nanogpt(folder / "ckpt.pt", state, vocab_size=len(letters))
+    write_nanogpt(folder / "nanogpt" / "ckpt.pt", state, vocab_size=len(letters))
     stoi = {letter: place for place, letter in enumerate(letters)}
     meta = {"vocab_size": len(letters), "itos": {place: letter for letter, place in stoi.items()}, "stoi": stoi}
-    (folder / "meta.pkl").write_bytes(pickle.dumps(meta))
+    (folder / "nanogpt" / "meta.pkl").write_bytes(pickle.dumps(meta))
 
 
-def main(members: list[str]) -> None:
+def main() -> None:
     commands = "".join(_COMMANDS.findall(PAGE.read_text(encoding="utf-8"))).splitlines()
     with serve_hub() as hub, tempfile.TemporaryDirectory() as folder:
-        bin_folder = Path(sys.executable).parent
         environment = os.environ | {
             "HF_ENDPOINT": hub.url,
             "HF_HOME": f"{folder}/hub",
             "NO_PROXY": "127.0.0.1",
-            "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
-        write_characters(Path(folder, "nanogpt"))
+        write_inputs(Path(folder))
         for command in commands:
             print(f"$ {command}", flush=True)
             repo = _REPO.search(command)
             if repo is not None and repo[1] in REPOS:
                 hub.repos = {repo[1]: stand_in(repo[1])}
-            done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, check=False)
-            if done.returncode:
+            if subprocess.run(["bash", "-c", command], cwd=folder, env=environment, check=False).returncode:
                 sys.exit(f"failed: {command}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

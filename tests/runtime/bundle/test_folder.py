@@ -242,7 +242,7 @@ def test_a_bit_flipped_in_the_manifest_is_noticed(bundle: Path) -> None:
     [
         (lambda m: m["format"].update(major=2), "bundle format 2 is not supported"),
         (lambda m: m.update(task="translation"), "task = 'translation'"),
-        (lambda m: m["architecture"].update(norm="post"), "architecture.norm = 'post'"),
+        (lambda m: m["architecture"].update(norm="middle"), "architecture.norm = 'middle'"),
         (lambda m: m["tokenizer"].update(kind="wordpiece"), "tokenizer.kind = 'wordpiece'"),
         (lambda m: m["tokenizer"].update(kind="tokenizer-json"), r"'tokenizer\.json' is not listed in the manifest"),
         (lambda m: m.update(graphs=[]), r"graphs = \[\]"),
