@@ -92,7 +92,8 @@ def italian(folder: Path) -> None:
     trainer = trainers.BpeTrainer(vocab_size=1000, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator([TEXT], trainer)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-    save(GPT2LMHeadModel, GPT2Config(vocab_size=tokenizer.get_vocab_size(), n_layer=6), folder)
+    size = tokenizer.get_vocab_size()
+    save(GPT2LMHeadModel, GPT2Config(vocab_size=size, n_layer=6, bos_token_id=None, eos_token_id=None), folder)
 
 
 def music(folder: Path) -> None:

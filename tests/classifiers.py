@@ -18,7 +18,7 @@ from transformers import (
     OpenAIGPTForSequenceClassification,
 )
 
-from support import SMALL_VOCAB, write_small_tokenizer
+from support import SMALL_VOCAB, name_gpt2_tokenizer, write_small_tokenizer
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ def write_classifier(folder: Path, kind: str = "text", *, seed: int = 0, **confi
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     write_small_tokenizer(folder)
+    if kind == "gpt1":
+        name_gpt2_tokenizer(folder)
     return model
 
 

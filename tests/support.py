@@ -92,7 +92,14 @@ def write_checkpoint(folder: Path, *, seed: int = 0, family: str = "gpt2", **con
     folder.mkdir(parents=True, exist_ok=True)
     random_model(seed, family, **(shape | config)).save_pretrained(folder)
     write_small_tokenizer(folder)
+    if family != "gpt2":
+        name_gpt2_tokenizer(folder)
     return folder
+
+
+def name_gpt2_tokenizer(folder: Path) -> None:
+    """Say that the tokenizer's files are GPT-2's, whatever the network is."""
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
 
 
 def write_standin(folder: Path) -> Path:

@@ -146,10 +146,13 @@ def _labels(values: Mapping[str, Any], faults: list[str]) -> tuple[str, ...]:
     if sorted(names) != sorted(wanted):
         faults.append(f"id2label has the keys {', '.join(map(str, names))[:80]} (accepted: 0 to {len(names) - 1})")
         return ()
-    labels = tuple(names[key] for key in wanted)
-    if not all(isinstance(label, str) for label in labels):
-        faults.append("id2label has a name that is no text (accepted: texts)")
+    if not all(isinstance(names[key], (str, int)) for key in wanted):
+        faults.append("id2label has a name that is neither a text nor a number (accepted: texts, integers)")
         return ()
+    labels = tuple(str(names[key]) for key in wanted)
+    halves = [label for label in labels if any(0xD800 <= ord(letter) < 0xE000 for letter in label)]
+    if halves:
+        faults.append(f"id2label has the name {halves[0]!r}, which has half a character (accepted: whole ones)")
     twice = sorted({label for label in labels if labels.count(label) > 1}) if len(set(labels)) < len(labels) else []
     if twice:
         faults.append(f"id2label names {', '.join(map(repr, twice))} more than once (accepted: a name for one label)")

@@ -147,7 +147,10 @@ class Classifier:
         rows = []
         for index, text in enumerate(texts):
             name = f"texts[{index}]"
-            ids = prompt_ids(text, self.tokenizer, limit, name)
+            if isinstance(text, str) and self.tokenizer.kind == TokenizerKind.TOKENIZER_JSON:
+                ids = self.tokenizer.encode_surrounded(text)
+            else:
+                ids = prompt_ids(text, self.tokenizer, limit, name)
             if not ids:
                 raise PromptError(f"{name} is empty (accepted: at least one token)")
             if len(ids) > n_positions:

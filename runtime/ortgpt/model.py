@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import threading
@@ -236,13 +235,14 @@ def _verify_hashes(bundle: Bundle, names: Iterable[str] | None, stop: threading.
 
 def _read_tokenizer(bundle: Bundle, verify: str) -> Tokenizer:
     kind, rows = bundle.manifest.tokenizer.kind, bundle.config.vocab_size - bundle.manifest.masked_tokens
-    if kind == TokenizerKind.TOKENIZER_JSON and importlib.util.find_spec("tokenizers") is None:
-        raise BundleError(
-            f"{bundle.path}: its tokenizer needs the package tokenizers, which is not installed; "
-            f"{install_hint('tokenizers')}"
-        )
     try:
         return open_tokenizer(bundle.path, kind, rows=rows)
+    except ImportError as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "tokenizers"
+        fault = "is not installed" if is_missing else f"cannot be imported ({error})"
+        raise BundleError(
+            f"{bundle.path}: its tokenizer needs the package tokenizers, which {fault}; {install_hint('tokenizers')}"
+        ) from None
     except BundleError:
         if verify == "sha256":  # names a damaged file instead; these are small
             bundle.verify_hashes(TOKENIZER_FILES[kind])

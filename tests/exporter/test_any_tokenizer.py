@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -154,19 +154,33 @@ def test_a_portable_bundle_gives_the_same_ids_in_transformers(
         assert generator.generate("a single", max_new_tokens=4).text
 
 
+class MissingPackage:
+    """Let an import of tokenizers fail."""
+
+    def __init__(self, fault: ImportError) -> None:
+        self.fault = fault
+
+    def find_spec(self, name: str, *rest: Any) -> None:
+        if name == "tokenizers":
+            raise self.fault
+
+
 def test_a_missing_package_is_one_line_with_its_command(
     checkpoint: Path, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = export_bundle(CheckpointSource(checkpoint, tokenizer=folders["unigram"]), tmp_path / "bundle").path
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "tokenizers" else find(name, *rest)
-    )
-    with pytest.raises(
-        BundleError, match=r"needs the package tokenizers, which is not installed; run `pip install"
-    ) as caught:
-        ortgpt.load(bundle)
-    assert "\n" not in str(caught.value)
+    for fault, reason in (
+        (ModuleNotFoundError("No module named 'tokenizers'", name="tokenizers"), "is not installed"),
+        (ImportError("libfoo.so: cannot open"), r"cannot be imported \(libfoo\.so: cannot open\)"),
+    ):
+        finder = MissingPackage(fault)
+        monkeypatch.delitem(sys.modules, "tokenizers")
+        monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+        message = f"needs the package tokenizers, which {reason}; run `pip install"
+        with pytest.raises(BundleError, match=message) as caught:
+            ortgpt.load(bundle)
+        assert "\n" not in str(caught.value)
+        monkeypatch.undo()
 
 
 def test_a_damaged_tokenizer_json_is_named(checkpoint: Path, folders: dict[str, Path], tmp_path: Path) -> None:

@@ -23,7 +23,15 @@ from ortgpt_exporter import CheckpointSource, Quantization, export_bundle, quant
 from ortgpt_exporter.evaluation.sample import split_rows
 from ortgpt_exporter.sweep import sweep_bundle
 from ortgpt_models import GPT, GPTConfig, save_gpt
-from support import SMALL_VOCAB, TEXT, greedy_ids, random_model, write_checkpoint, write_small_tokenizer
+from support import (
+    SMALL_VOCAB,
+    TEXT,
+    greedy_ids,
+    name_gpt2_tokenizer,
+    random_model,
+    write_checkpoint,
+    write_small_tokenizer,
+)
 
 PROMPTS = [[40, 3, 77, 200, 5], [9], [250, 7, 7, 31, 120, 18, 4, 2, 66]]
 
@@ -55,6 +63,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "checkpoint"
     folder.mkdir()
     write_small_tokenizer(folder)
+    name_gpt2_tokenizer(folder)
     (folder.parent / "text.txt").write_text(TEXT * 3, encoding="utf-8")
     shape = {"vocab_size": SMALL_VOCAB, "n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 4}
     torch.manual_seed(33)
@@ -172,6 +181,7 @@ def test_float16_is_finite_and_close_also_with_large_activations(
     assert scale == 1 or (min(sums) > 1000 and min(scores) < -100)
     model.save_pretrained(tmp_path / "checkpoint")
     write_small_tokenizer(tmp_path / "checkpoint")
+    name_gpt2_tokenizer(tmp_path / "checkpoint")
     bundle = export_bundle(tmp_path / "checkpoint", tmp_path / "out", dtype="float16", target=target, flavour=flavour)
     assert all(check.passed and np.isfinite(check.max_abs_diff) for check in bundle.manifest.verification)
     if target == "cpu":

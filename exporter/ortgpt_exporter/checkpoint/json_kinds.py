@@ -136,7 +136,9 @@ def json_files(
     declared = folder.declared(class_name)
     stated = _stated(folder, declared)
     known = vocab.keys() | {token.content for _, token in stated}
-    tokenizer.add_tokens([*(token for _, token in stated), *map(_declared_token, declared)])
+    flags = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    flags |= {token.content: token for _, token in stated}
+    tokenizer.add_tokens([*(token for _, token in stated), *(_declared_token(entry, flags) for entry in declared)])
     vocab = tokenizer.get_vocab(with_added_tokens=True)
     clashes = [f"{shown(token.content)} = {number}" for number, token in stated if vocab[token.content] != number]
     if clashes:
@@ -146,6 +148,13 @@ def json_files(
         text = own_text
     numbered = {entry["content"]: vocab[entry["content"]] for entry in declared if entry["content"] not in known}
     beyond = {token: number for token, number in vocab.items() if number >= rows}
+    unknown = json.loads(text)["model"].get("unk_token")
+    if unknown in beyond:
+        raise ExportError(
+            f"{folder.path}: the tokenizer's token for unknown letters, {shown(unknown)} = {beyond[unknown]}, has no "
+            f"row in the model, which has {rows:,}; if the files are GPT-2's kind, say so in {File.TOKENIZER_CONFIG} "
+            '("tokenizer_class": "GPT2Tokenizer")'
+        )
     if {*beyond.values()} <= tokenizer.get_added_tokens_decoder().keys() and beyond:
         text = _without(text, beyond)
         vocab = {token: number for token, number in vocab.items() if token not in beyond}
@@ -190,9 +199,12 @@ def _stated(folder: TokenizerFolder, declared: Sequence[Mapping[str, Any]]) -> l
     return sorted(found.items(), key=lambda item: item[0])
 
 
-def _declared_token(entry: Mapping[str, Any]) -> AddedToken:
-    flags = {key: entry[key] for key in _FLAGS if isinstance(entry.get(key), bool)}
-    return AddedToken(entry["content"], **(flags | {"special": True}))
+def _declared_token(entry: Mapping[str, Any], added: Mapping[str, AddedToken]) -> AddedToken:
+    """Return a declared token, with the flags that it states, or else those that the token has in `added`."""
+    token = added.get(entry["content"])
+    before = {} if token is None else {key: getattr(token, key) for key in _FLAGS}
+    stated = {key: entry[key] for key in _FLAGS if isinstance(entry.get(key), bool)}
+    return AddedToken(entry["content"], **(before | stated | {"special": True}))
 
 
 def _without(text: str, tokens: Mapping[str, int]) -> str:

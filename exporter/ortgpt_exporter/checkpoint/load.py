@@ -145,7 +145,7 @@ def _load(source: CheckpointSource, on_progress: OnProgress) -> Checkpoint:
         classifier = network if isinstance(network, GPTClassifier) else None
         gpt = network.gpt if isinstance(network, GPTClassifier) else network
         weights = weight_files(place.path)
-    files = _tokenizer_files(source, tokens.path, gpt.config.vocab_size)
+    files = _tokenizer_files(source, tokens.path, gpt.config.vocab_size, surrounded=classifier is not None)
     if gpt.config.vocab_size < files.tokenizer.vocab_size:
         raise ExportError(
             f"{tokens.path}: the tokenizer has {files.tokenizer.vocab_size} ids, the model only "
@@ -205,11 +205,13 @@ def _classifier_checkpoint(
     )
 
 
-def _tokenizer_files(source: CheckpointSource, path: Path, rows: int) -> TokenizerFiles:
+def _tokenizer_files(source: CheckpointSource, path: Path, rows: int, *, surrounded: bool) -> TokenizerFiles:
     """Read the tokenizer at `path` for a model with `rows` rows, if `source` wants one."""
     if source.tokenizer == NO_TOKENIZER:
         return no_tokenizer(rows)
-    return read_characters(path) if path.suffix == _PICKLE else read_tokenizer(path, rows=rows)
+    if path.suffix == _PICKLE:
+        return read_characters(path)
+    return read_tokenizer(path, rows=rows, surrounded=surrounded)
 
 
 def _defaults(place: _Place, source: CheckpointSource, gpt: GPT, files: TokenizerFiles) -> GenerationDefaults:

@@ -6,12 +6,15 @@ The ids are those of AutoTokenizer of `transformers` 5. Knows no network and no 
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
-from ortgpt.contract import TokenizerKind
+from ortgpt.contract import File, TokenizerKind
 from ortgpt.errors import shown
 from ortgpt.text.bpe_files import MAX_IDS
 from ortgpt.text.ids_only import IdsOnly
+from ortgpt.text.json_tokenizer import JsonTokenizer
 from ortgpt_exporter.checkpoint.byte_level_files import byte_level_files, read_base, refuse_other
 from ortgpt_exporter.checkpoint.json_kinds import (
     as_it_is,
@@ -26,8 +29,10 @@ from ortgpt_exporter.checkpoint.tokenizer_folder import (
     GPT1_CLASS,
     GPT2_CLASS,
     PLAIN_CLASSES,
+    SURROUNDINGS,
     TokenizerFiles,
     TokenizerFolder,
+    adds_around,
 )
 from ortgpt_exporter.checkpoint.tokenizer_json import as_object, joins_bytes, other_than_gpt2
 
@@ -43,16 +48,22 @@ def no_tokenizer(rows: int) -> TokenizerFiles:
     )
 
 
-def read_tokenizer(path: Path, *, rows: int = MAX_IDS) -> TokenizerFiles:
+def read_tokenizer(path: Path, *, rows: int = MAX_IDS, surrounded: bool = False) -> TokenizerFiles:
     """Read vocab.json and merges.txt, tokenizer.json or vocab.txt, and the tokens that other files add to them.
 
     `path` is a folder, or a file that holds what a tokenizer.json does. OpenAI's names, encoder.json and vocab.bpe, are
     accepted. Special tokens that are declared without an id get one as in `transformers`. Of a model with `rows` rows,
-    an added token beyond the last is left out with a note. Raises ExportError for files that are missing, contradict
+    an added token beyond the last is left out with a note. With `surrounded`, as a classifier needs it, the special
+    tokens that a tokenizer.json puts around a text are kept. Raises ExportError for files that are missing, contradict
     each other or are no tokenizer, BundleError for a damaged file, and ModelError if something else than a file has its
     name; each names the file.
     """
     folder = TokenizerFolder(path)
+    files = _read(folder, rows)
+    return _surrounded(folder, files, rows) if surrounded else files
+
+
+def _read(folder: TokenizerFolder, rows: int) -> TokenizerFiles:
     if folder.class_name == GPT1_CLASS and (folder.has_json or folder.pair):
         reason = f"it is GPT-1's ({GPT1_CLASS})"
         return json_files(folder, gpt1_tokenizer(folder), class_name=GPT1_CLASS, reason=reason, rows=rows)
@@ -63,6 +74,24 @@ def read_tokenizer(path: Path, *, rows: int = MAX_IDS) -> TokenizerFiles:
     if others and _counts_as_it_is(folder):
         return _as_it_is(folder, others[0], rows)
     return _gpt2_files(folder, bool(others), rows)
+
+
+def _surrounded(folder: TokenizerFolder, files: TokenizerFiles, rows: int) -> TokenizerFiles:
+    """Return the same tokenizer with the special tokens that the folder's tokenizer.json puts around a text.
+
+    The classes of `transformers` that build the tokenizer anew keep them, too.
+    """
+    if folder.has_json and adds_around(folder.settings):
+        if files.kind == TokenizerKind.BYTE_LEVEL_BPE:
+            base = read_base(folder)
+            plain = gpt2_tokenizer(base.vocab, base.merges, add_prefix_space=False)
+            name = PLAIN_CLASSES[0] if folder.class_name in PLAIN_CLASSES else GPT2_CLASS
+            files = json_files(folder, plain, class_name=name, reason="it puts special tokens around a text", rows=rows)
+        values = json.loads(files.texts[File.TOKENIZER]) | {"post_processor": folder.settings["post_processor"]}
+        text = json.dumps(values, ensure_ascii=False)
+        tokenizer = JsonTokenizer(text, source=str(folder.path))
+        files = replace(files, texts={File.TOKENIZER: text}, tokenizer=tokenizer, tokenizer_json=text)
+    return replace(files, notes=tuple(note for note in files.notes if note != SURROUNDINGS))
 
 
 def _is_wordpiece(folder: TokenizerFolder) -> bool:

@@ -28,6 +28,10 @@ from ortgpt_models.files import read_json_object as read_config
 GPT2_CLASS, GPT1_CLASS, BERT_CLASS = "GPT2Tokenizer", "OpenAIGPTTokenizer", "BertTokenizer"
 # Classes that take a tokenizer.json as it is.
 PLAIN_CLASSES = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "PythonBackend")
+SURROUNDINGS = (
+    "the tokenizer of `transformers` puts special tokens around a text (post_processor, add_bos_token); ortgpt encodes "
+    "the text alone"
+)
 _CLASS_OF_TYPE = {"gpt2": GPT2_CLASS, "openai-gpt": GPT1_CLASS, "bert": BERT_CLASS}
 
 
@@ -165,16 +169,15 @@ def number_notes(numbered: Mapping[str, int], beyond: Mapping[str, int], rows: i
         )
 
 
-def surrounding_notes(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield that `transformers` puts special tokens around a text, if it does."""
+def adds_around(settings: Mapping[str, Any]) -> bool:
+    """Tell whether a tokenizer.json puts special tokens around a text."""
     processor = as_object(settings.get("post_processor"))
     steps = processor.get("processors") if processor.get("type") == "Sequence" else [processor]
     steps = [as_object(step) for step in steps] if isinstance(steps, list) else []
-    adding = [
-        step for step in steps if step.get("type") not in ("ByteLevel", None) and step.get("special_tokens") != {}
-    ]
-    if adding or config.get("add_bos_token"):
-        yield (
-            "the tokenizer of `transformers` puts special tokens around a text (post_processor, add_bos_token); ortgpt "
-            "encodes the text alone"
-        )
+    return any(step.get("type") not in ("ByteLevel", None) and step.get("special_tokens") != {} for step in steps)
+
+
+def surrounding_notes(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield that `transformers` puts special tokens around a text, if it does."""
+    if adds_around(settings) or config.get("add_bos_token"):
+        yield SURROUNDINGS

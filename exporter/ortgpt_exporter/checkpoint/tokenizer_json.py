@@ -35,10 +35,18 @@ def other_than_gpt2(settings: Mapping[str, Any]) -> list[str]:
             ("model.type", model.get("type"), model.get("type") in ("BPE", None), "BPE"),  # old files state none
             ("normalizer", settings.get("normalizer"), settings.get("normalizer") is None, "null"),
             *((f"model.{key}", model.get(key), not model.get(key), "null") for key in _BPE_VARIANTS),
+            ("decoder", settings.get("decoder"), _joins_like_gpt2(settings.get("decoder")), "ByteLevel"),
         )
         if not is_own
     ]
     return [*faults, *_splitter_faults(settings.get("pre_tokenizer"))]
+
+
+def _joins_like_gpt2(decoder: Any) -> bool:
+    outer = as_object(decoder)
+    steps = outer.get("decoders") if outer.get("type") == "Sequence" else [outer]
+    kinds = [as_object(step).get("type") for step in steps] if isinstance(steps, list) else []
+    return decoder is None or kinds == ["ByteLevel"]
 
 
 def joins_bytes(settings: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 from collections.abc import Callable, Collection, Sequence
 
 from ortgpt.text.tokenizer import TextStream
@@ -66,7 +67,10 @@ class TokenStream(TextStream):
         return text
 
     def _new_text(self) -> str:
-        return self._decode(self._last_ids)[len(self._written) :]
+        text = self._decode(self._last_ids)
+        # Bytes that were U+FFFD at the end of a prompt may become a character with those after them.
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, self._written, strict=False))
+        return text[len([*same]) :]
 
     @property
     def is_whole(self) -> bool:

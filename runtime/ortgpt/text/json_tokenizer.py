@@ -70,18 +70,25 @@ class JsonTokenizer(Tokenizer):
         The names of special tokens in it are plain text unless `special_tokens` is set; other added tokens always
         count, as in `transformers`. Half a character becomes U+FFFD.
         """
-        self._check_text(text)
-        text = without_halves(text)
         if special_tokens and self._marked is None:
             self._marked = _build(self._text, "the tokenizer")
-        tokenizer = self._marked if special_tokens else self._plain
+        return self._encode(self._marked if special_tokens else self._plain, text, surrounded=False)
+
+    def encode_surrounded(self, text: str) -> list[int]:
+        return self._encode(self._plain, text, surrounded=True)
+
+    def _encode(self, tokenizer: Any, text: str, *, surrounded: bool) -> list[int]:
+        self._check_text(text)
+        text = without_halves(text)
         what = "the tokenizer cannot encode this text"
-        ids: list[int] = _run(lambda: tokenizer.encode(text, add_special_tokens=False).ids, PromptError, what)
+        ids: list[int] = _run(lambda: tokenizer.encode(text, add_special_tokens=surrounded).ids, PromptError, what)
         return ids
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of `token_ids`, special tokens included; an id without a token adds nothing."""
         ids = [self._checked_id(token_id) for token_id in self._checked_ids(token_ids)]
+        if not ids:
+            return ""  # which some decoders panic at
         what = "the tokenizer cannot decode these ids"
         text: str = _run(lambda: self._plain.decode(ids, skip_special_tokens=False), PromptError, what)
         return text
@@ -121,10 +128,12 @@ class JsonTokenizer(Tokenizer):
         """
         if not self.is_byte_level:
             raise PromptError("the tokens of this tokenizer have no bytes of their own; decode() gives their text")
+        if token_id in self._added:  # plain text, perhaps normalised
+            return self.decode([token_id]).encode()
         token: str = self._tokens.get(self._checked_id(token_id), "")
         try:
             return bytes(self._letters[letter] for letter in token)
-        except KeyError:  # an added token, which is plain text
+        except KeyError:  # a token of the vocabulary that is not written in GPT-2's letters
             return token.encode()
 
     def unused_ids(self) -> Iterator[int]:

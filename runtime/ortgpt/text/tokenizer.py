@@ -49,6 +49,13 @@ class Tokenizer(ABC):
         Raises PromptError for anything but a text.
         """
 
+    def encode_surrounded(self, text: str) -> list[int]:
+        """Return the ids of `text` with the special tokens that a tokenizer.json puts around every text, if it does.
+
+        Classifiers are trained on these. Raises PromptError as encode() does.
+        """
+        return self.encode(text)
+
     @abstractmethod
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of `token_ids`; bytes that are not UTF-8 become U+FFFD. Raises PromptError."""

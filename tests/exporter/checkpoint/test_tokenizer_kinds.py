@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import AddedToken, ByteLevelBPETokenizer, decoders, pre_tokenizers, processors
+from tokenizers import Tokenizer as Native
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ortgpt.contract import TokenizerKind
 from ortgpt_exporter import ExportError
@@ -144,3 +146,50 @@ def test_an_empty_vocab_txt_is_refused(tmp_path: Path) -> None:
 def test_no_tokenizer_has_an_id_for_each_row() -> None:
     files = no_tokenizer(17)
     assert (files.kind, files.tokenizer.vocab_size, files.texts) == (TokenizerKind.NONE, 17, {})
+
+
+def test_a_declared_token_keeps_the_flags_that_tokenizer_json_gives_it(tmp_path: Path) -> None:
+    folder = make("nfc_lower_case", tmp_path / "m")
+    native = Native.from_file(str(folder / "tokenizer.json"))
+    native.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
+    native.add_tokens([AddedToken("<LS>", lstrip=True)])
+    PreTrainedTokenizerFast(tokenizer_object=native, mask_token="<mask>").save_pretrained(folder)
+    files, theirs = read_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    text = "a <mask> b <LS> c"
+    assert files.tokenizer.encode(text, special_tokens=True) == theirs(text, add_special_tokens=False)["input_ids"]
+    ids = files.tokenizer.encode(text, special_tokens=True)
+    stream = files.tokenizer.stream()
+    assert (
+        "".join([*map(stream.push, ids), stream.finish()]) == files.tokenizer.decode(ids) == native.decode(ids, False)
+    )
+
+
+def test_a_decoder_beside_gpt2s_counts(tmp_path: Path) -> None:
+    folder = make("digits", tmp_path / "m")
+    native = Native.from_file(str(folder / "tokenizer.json"))
+    native.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    native.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    native.save(str(folder / "tokenizer.json"))
+    files = read_tokenizer(folder)
+    assert files.kind == "tokenizer-json"
+    assert files.tokenizer.decode(files.tokenizer.encode(" It is")) == "It is"
+
+
+@pytest.mark.parametrize("class_name", ["GPT2Tokenizer", "PreTrainedTokenizerFast"])
+def test_a_classifier_keeps_the_tokens_around_a_text(class_name: str, tmp_path: Path) -> None:
+    write_small_tokenizer(tmp_path)
+    native = ByteLevelBPETokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
+    native.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    native.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": class_name}))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    alone, surrounded = read_tokenizer(tmp_path), read_tokenizer(tmp_path, surrounded=True)
+    assert any("puts special tokens around a text" in note for note in alone.notes)
+    assert not any("ortgpt encodes" in note for note in surrounded.notes)
+    for text in ("It is a truth", " Emma", "é"):
+        ids = theirs(text)["input_ids"]
+        assert alone.tokenizer.encode(text) == alone.tokenizer.encode_surrounded(text) == ids[1:]
+        assert surrounded.tokenizer.encode_surrounded(text) == ids

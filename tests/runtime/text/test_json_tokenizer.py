@@ -99,6 +99,24 @@ def test_no_character_is_cut(tmp_path: Path) -> None:
         assert not any("\ufffd" in piece for piece in pieces)
 
 
+def test_a_text_goes_on_after_a_prompt_that_ends_inside_a_character(tmp_path: Path) -> None:
+    ours = opened("byte_fallback", tmp_path / "m")
+    byte = {number: token_id for token_id, token in ours._tokens.items() for number in range(256)
+            if token == f"<0x{number:02X}>"}  # fmt: skip
+    letter = ours.encode("a")[-1]
+    whole = [*(byte[each] for each in "世".encode()), letter, letter]
+    stream = ours.stream(whole[:2])
+    pieces = [*map(stream.push, whole[2:]), stream.finish()]
+    assert "".join(pieces) == ours.decode(whole)
+
+
+def test_no_ids_are_no_text(tmp_path: Path) -> None:
+    ours = opened("unigram", tmp_path / "m", decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]))
+    assert ours.decode([]) == ""
+    stream = ours.stream()
+    assert [*map(stream.push, ours.encode("It is")), stream.finish()][-1] == ours.decode(ours.encode("It is"))
+
+
 def test_words_stream_with_their_spaces(tmp_path: Path) -> None:
     for kind in ("gpt1_json", "wordpiece_json", "unigram", "byte_fallback", "wordlevel"):
         ours = opened(kind, tmp_path / kind)
