@@ -12,7 +12,13 @@ from ortgpt_models import GPT, GPTConfig, ModelError
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200)],
+    [
+        ("gpt1", 116_534_784),
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+    ],
 )
 def test_presets_have_the_published_parameter_counts(name: str, count: int) -> None:
     with torch.device("meta"):
@@ -22,7 +28,7 @@ def test_presets_have_the_published_parameter_counts(name: str, count: int) -> N
 
 def test_minigpt_preset_has_its_shape() -> None:
     config = PRESETS["minigpt"]
-    assert (config.n_layer, config.n_embd, config.n_head) == (4, 128, 4)
+    assert (config.n_layer, config.n_embd, config.n_head, config.n_positions) == (6, 256, 4, 256)
 
 
 def test_defaults_equal_those_of_transformers() -> None:
