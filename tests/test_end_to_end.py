@@ -93,7 +93,7 @@ def test_the_verification_is_in_the_manifest(standin_bundle: Path) -> None:
     assert [check["name"] for check in checks][3] == "prefill of 1024"
     for check in checks:
         assert check["max_abs_diff"] <= check["tolerance"]
-        assert check["max_abs_logit"] > 90
+        assert check["max_abs_logit"] > 90 or check["name"].startswith("hidden states")
         assert check["argmax_differing"] == 0
 
 
