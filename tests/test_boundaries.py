@@ -50,7 +50,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt.conversation": (*_BASE, "options", "text", "model", "continuation", "request"),
     "ortgpt.embedding": (*_BASE, "options", "engine", "decode", "model"),
     "ortgpt.aio": _BASE,
-    "ortgpt.classifier": (*_BASE, "bundle", "options", "text", "ort", "engine", "decode", "model"),
+    "ortgpt.classifier": (*_BASE, "bundle", "options", "text", "ort", "sampling", "engine", "decode", "model"),
     "ortgpt.generator": (
         *_BASE, "bundle", "options", "text", "ort", "engine", "decode", "model", "request", "conversation", "embedding",
         "aio",

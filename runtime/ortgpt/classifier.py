@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from ortgpt.bundle.folder import Bundle
 from ortgpt.contract import Flavour, ProblemType, Task, Tensor, TokenizerKind
@@ -22,6 +21,7 @@ from ortgpt.model import Prompt, open_session, prompt_ids
 from ortgpt.options.validation import integer
 from ortgpt.ort.session import Session
 from ortgpt.results import Classification, TokenLabel
+from ortgpt.sampling.logprobs import log_softmax
 from ortgpt.text.tokenizer import Tokenizer
 
 _TASKS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
@@ -199,7 +199,7 @@ class Classifier:
             return Classification(label=None, labels=[], probabilities={}, logits=logits)
         wide = logits.astype(np.float64)
         is_single = self._problem_type == ProblemType.SINGLE_LABEL
-        values = _softmax(wide) if is_single else 1 / (1 + np.exp(-np.clip(wide, -700, None)))
+        values = np.exp(log_softmax(wide)) if is_single else 1 / (1 + np.exp(-np.clip(wide, -700, None)))
         best = self.labels[int(logits.argmax())]
         probabilities = dict(zip(self.labels, values.tolist(), strict=True))
         held = [best] if is_single else [label for label, each in probabilities.items() if each >= _THRESHOLD]
@@ -208,7 +208,7 @@ class Classifier:
     def _of_tokens(self, ids: list[int], text: str | None, logits: Logits) -> Classification:
         spans = self._spans(ids, text)
         best = logits.argmax(-1).tolist()
-        all_values = _softmax(logits.astype(np.float64)).tolist()
+        all_values = np.exp(log_softmax(logits.astype(np.float64))).tolist()
         tokens = [
             TokenLabel(
                 token_id=token_id,
@@ -248,9 +248,3 @@ def _batches(widths: Sequence[int], limit: int) -> Iterator[list[int]]:
         batch.append(index)
     if batch:
         yield batch
-
-
-def _softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    shares: npt.NDArray[np.float64] = weights / weights.sum(-1, keepdims=True)
-    return shares

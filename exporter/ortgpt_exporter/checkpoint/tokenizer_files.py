@@ -79,7 +79,7 @@ def _read(folder: TokenizerFolder, rows: int) -> TokenizerFiles:
 def _surrounded(folder: TokenizerFolder, files: TokenizerFiles, rows: int) -> TokenizerFiles:
     """Return the same tokenizer with the special tokens that the folder's tokenizer.json puts around a text.
 
-    The classes of `transformers` that build the tokenizer anew keep them, too.
+    Classes of `transformers` that rebuild the tokenizer from its vocabulary keep them, too.
     """
     if folder.has_json and adds_around(folder.settings):
         if files.kind == TokenizerKind.BYTE_LEVEL_BPE:
@@ -87,10 +87,11 @@ def _surrounded(folder: TokenizerFolder, files: TokenizerFiles, rows: int) -> To
             plain = gpt2_tokenizer(base.vocab, base.merges, add_prefix_space=False)
             name = PLAIN_CLASSES[0] if folder.class_name in PLAIN_CLASSES else GPT2_CLASS
             files = json_files(folder, plain, class_name=name, reason="it puts special tokens around a text", rows=rows)
-        values = json.loads(files.texts[File.TOKENIZER]) | {"post_processor": folder.settings["post_processor"]}
-        text = json.dumps(values, ensure_ascii=False)
-        tokenizer = JsonTokenizer(text, source=str(folder.path))
-        files = replace(files, texts={File.TOKENIZER: text}, tokenizer=tokenizer, tokenizer_json=text)
+        values, processor = json.loads(files.texts[File.TOKENIZER]), folder.settings["post_processor"]
+        if values.get("post_processor") != processor:
+            text = json.dumps(values | {"post_processor": processor}, ensure_ascii=False)
+            tokenizer = JsonTokenizer(text, source=str(folder.path))
+            files = replace(files, texts={File.TOKENIZER: text}, tokenizer=tokenizer, tokenizer_json=text)
     return replace(files, notes=tuple(note for note in files.notes if note != SURROUNDINGS))
 
 
@@ -122,7 +123,7 @@ def _as_it_is(folder: TokenizerFolder, reason: str, rows: int) -> TokenizerFiles
         notes.append("model.dropout of tokenizer.json, which makes ids random, is left out")
     if name and name not in PLAIN_CLASSES:
         notes.append(
-            f"tokenizer.json is taken as it is; {name} of `transformers` may build the tokenizer anew from its "
+            f"tokenizer.json is taken as it is; {name} of `transformers` may rebuild the tokenizer from its "
             "vocabulary, unless tokenizer_config.json names the class PreTrainedTokenizerFast"
         )
     return files.with_notes(notes)

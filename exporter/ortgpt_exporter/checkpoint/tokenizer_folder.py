@@ -1,7 +1,7 @@
 """What a folder, or a single file, holds of a tokenizer, and which class of `transformers` reads it. Knows no bundle.
 
 `transformers` 5 takes the class that tokenizer_config.json or config.json names, or else that of the model's type. A
-class of its own builds the tokenizer anew from the vocabulary and the merges, whatever else a tokenizer.json says; any
+class of its own rebuilds the tokenizer from the vocabulary and the merges, whatever else a tokenizer.json says; any
 other name takes tokenizer.json as it is.
 """
 
@@ -83,7 +83,7 @@ class TokenizerFolder:
         named = self.config.get("tokenizer_class")
         path = self.path / File.CONFIG
         if not named and not self.is_file and file_is_there(path):
-            values = read_config(path, "a Hugging Face GPT-2 folder")
+            values = read_config(path, "a Hugging Face folder of GPT-2 or GPT-1")
             named = values.get("tokenizer_class") or _CLASS_OF_TYPE.get(str(values.get("model_type")))
         name = str(named or "")
         return name if name in PLAIN_CLASSES else name.removesuffix("Fast")

@@ -94,7 +94,7 @@ class JsonTokenizer(Tokenizer):
         return text
 
     def stream(self, after: Sequence[int] = ()) -> TextStream:
-        """Begin the text of ids that follow `after`; a text begins anew after a special token other than unknown."""
+        """Begin the text of ids that follow `after`; after a special token other than unknown, a new text begins."""
         if self.is_byte_level:
             return ByteStream(self.token_bytes)
         before = self._end_of(after)
