@@ -6,13 +6,10 @@ that resumes after an interruption gives the same weights as one that was never 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import json
 import math
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,13 +18,14 @@ from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
-from ortgpt_models.atomic_folder import locked_folder, refuse_existing, sync_file, sync_folder, write_folder
+from ortgpt_models.atomic_folder import refuse_existing, write_folder
 from ortgpt_models.errors import ModelError
-from ortgpt_models.files import file_is_there, read_text
+from ortgpt_models.files import read_text
 from ortgpt_models.gpt import GPT
 from ortgpt_models.hf_checkpoint import save_gpt
 from ortgpt_models.progress import OnProgress, Progress
 from ortgpt_models.training_config import TrainingConfig
+from ortgpt_models.training_state import TrainingState
 
 END_OF_TEXT = "<|endoftext|>"
 RECORD_FILE = "training.json"
@@ -72,7 +70,7 @@ def train(
     """
     refuse_existing(out)
     corpus = read_corpus(texts, held_out, config)
-    state = _TrainingState(out, config, corpus.sha256)
+    state = TrainingState(out, {"recipe": asdict(config), "corpus": corpus.sha256})
     with state.kept(), torch.random.fork_rng(devices=[]):
         refuse_existing(out)  # the process that held the state until now may have written it
         bits, gpt = _train(corpus, config, state, on_progress, on_note)
@@ -84,7 +82,7 @@ def train(
 def _train(
     corpus: Corpus,
     config: TrainingConfig,
-    state: _TrainingState,
+    state: TrainingState,
     on_progress: OnProgress,
     on_note: Callable[[str], None],
 ) -> tuple[float, GPT]:
@@ -92,7 +90,7 @@ def _train(
     torch.manual_seed(config.seed)
     gpt = GPT(config.gpt_config(end_of_text_id=corpus.end_of_text_id))
     optimizer = _make_optimizer(gpt, config)
-    first_step = state.load(gpt, optimizer)
+    first_step = _resume(state, gpt, optimizer)
     if first_step:
         on_note(f"resumes at step {first_step} of {config.steps}, as saved in {state.folder}")
     for step in range(first_step, config.steps):
@@ -101,7 +99,7 @@ def _train(
             raise ModelError(f"loss became {loss} at step {step}; use a learning rate below {config.learning_rate}")
         steps_done = step + 1
         if steps_done % config.save_every == 0 and steps_done < config.steps:
-            state.save(gpt, optimizer, steps_done)
+            state.save({"gpt": gpt.state_dict(), "optimizer": optimizer.state_dict(), "step": steps_done})
         if steps_done % config.evaluate_every == 0 and steps_done < config.steps:
             bits = bits_per_byte(gpt, corpus, config.batch_size)
             on_note(f"step {steps_done}: held out {bits:.4f} bits per byte")
@@ -193,6 +191,19 @@ def _make_optimizer(gpt: GPT, config: TrainingConfig) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=_ADAM_BETAS, fused=True)
 
 
+def _resume(state: TrainingState, gpt: GPT, optimizer: torch.optim.Optimizer) -> int:
+    """Restore the saved state, if there is one; return the number of steps done."""
+    saved = state.load()
+    if saved is None:
+        return 0
+    try:
+        gpt.load_state_dict(saved["gpt"])
+        optimizer.load_state_dict(saved["optimizer"])
+        return int(saved["step"])
+    except Exception as error:  # torch raises many kinds for values that do not fit
+        raise state.damaged(error) from error
+
+
 def _train_step(gpt: GPT, optimizer: torch.optim.Optimizer, ids: Tensor, config: TrainingConfig, step: int) -> float:
     torch.manual_seed(config.seed * 1_000_003 + step)  # windows and dropout of this step, whatever came before
     starts = torch.randint(len(ids) - config.n_positions, (config.batch_size, 1))
@@ -208,71 +219,6 @@ def _train_step(gpt: GPT, optimizer: torch.optim.Optimizer, ids: Tensor, config:
         group["lr"] = config.learning_rate_at(step)
     optimizer.step()
     return loss.item()
-
-
-class _TrainingState:
-    """The state of an unfinished training, in a folder beside the checkpoint that it will write."""
-
-    def __init__(self, out: Path, config: TrainingConfig, corpus_sha256: str) -> None:
-        self.folder = out.with_name(out.name + ".training")
-        self.path = self.folder / "state.pt"
-        self.identity = json.dumps({"recipe": asdict(config), "corpus": corpus_sha256}, sort_keys=True)
-
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keep the folder for this process alone, and remove it at the end if it is empty."""
-        with contextlib.ExitStack() as lock:
-            if self._lock(lock) is False:
-                raise ModelError(
-                    f"another process trains into {self.folder}; wait for it, or choose another name for the checkpoint"
-                )
-            try:
-                yield
-            finally:
-                with contextlib.suppress(OSError):
-                    self.folder.rmdir()
-
-    def _lock(self, lock: contextlib.ExitStack) -> bool | None:
-        while True:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # the process that had it has just ended, and removed it
-                return lock.enter_context(locked_folder(self.folder))
-
-    def load(self, gpt: GPT, optimizer: torch.optim.Optimizer) -> int:
-        """Restore the saved state, if there is one; return the number of steps done."""
-        if not file_is_there(self.path):
-            return 0
-        try:
-            state = torch.load(self.path, weights_only=True)
-            if state["identity"] != self.identity:
-                raise ModelError(
-                    f"{self.folder} holds an unfinished training with another configuration or other texts; "
-                    "use the same ones, or remove it to start again"
-                )
-            gpt.load_state_dict(state["gpt"])
-            optimizer.load_state_dict(state["optimizer"])
-            return int(state["step"])
-        except ModelError:
-            raise
-        except Exception as error:  # a damaged file makes torch raise many kinds
-            raise ModelError(f"{self.path} cannot be read ({error}); remove {self.folder} to start again") from error
-
-    def save(self, gpt: GPT, optimizer: torch.optim.Optimizer, step: int) -> None:
-        partial = self.path.with_suffix(".partial")
-        state = {"identity": self.identity, "gpt": gpt.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        try:
-            partial.write_bytes(buffer.getbuffer())  # a full disk is an OSError this way
-            sync_file(partial)
-            os.replace(partial, self.path)
-            sync_folder(self.folder)
-        finally:
-            partial.unlink(missing_ok=True)
-
-    def remove(self) -> None:
-        for path in (self.path, self.path.with_suffix(".partial")):
-            path.unlink(missing_ok=True)
 
 
 def _write_checkpoint(

@@ -148,7 +148,9 @@ def test_a_state_of_another_configuration_or_text_is_refused(text: Path, tmp_pat
         train([text], out, config=TrainingConfig(**(vars(CONFIG) | {"seed": 1})))
     path = tmp_path / "out.training" / "state.pt"
     state = torch.load(path, weights_only=True)
-    damages: list[Any] = [b"no", {}, [1], state | {"gpt": {}}, state | {"optimizer": {}}, state | {"step": "x"}]
+    values = state["values"]
+    damages: list[Any] = [b"no", {}, [1], state | {"values": 1}]
+    damages += [state | {"values": values | {name: {}}} for name in ("gpt", "optimizer", "step")]
     for damaged in damages:
         if isinstance(damaged, bytes):
             path.write_bytes(damaged)
