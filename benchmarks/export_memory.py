@@ -16,7 +16,7 @@ PRESETS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 DTYPES = ("float32", "float16", "int8", "int4")
 WRITE = """
 import sys; from pathlib import Path; from transformers import GPT2Config, GPT2LMHeadModel
-from models.presets import PRESETS; from support import write_small_tokenizer
+from ortgpt_models.presets import PRESETS; from support import write_small_tokenizer
 p = PRESETS[sys.argv[1]]; folder = Path(sys.argv[2])
 shape = dict(vocab_size=p.vocab_size, n_positions=p.n_positions, n_embd=p.n_embd, n_layer=p.n_layer, n_head=p.n_head)
 GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0)).save_pretrained(folder)

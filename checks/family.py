@@ -32,9 +32,9 @@ from transformers import (
 )
 
 from exporter.checkpoint.hub_server import Repo, folder_repo, serve_hub
-from models.presets import PRESETS
 from models.test_nanogpt import make as make_nanogpt
 from models.test_nanogpt import write as write_nanogpt
+from ortgpt_models.presets import PRESETS
 from support import TEXT, write_real_tokenizer
 
 PAGE = Path(__file__).parents[1] / "docs" / "family.md"

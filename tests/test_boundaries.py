@@ -87,10 +87,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_EXPORTED, "errors", "progress", "target_folder", "portable_files", "checkpoint", "graph", "evaluation",
         "quantization", "quantize", "ortgpt_models",
     ),
+    "ortgpt_exporter.adapter_settings": ("ortgpt_models",),
+    "ortgpt_exporter.starting_point": (
+        "ortgpt.contract", "errors", "adapter_settings", "checkpoint", "portable_files", "ortgpt_models",
+    ),
     "ortgpt_exporter": ("errors", "checkpoint", "export", "quantize", "quantization"),
     "ortgpt_exporter.cli": (
-        *_EXPORTED, "ortgpt.cli", "errors", "progress", "checkpoint", "export", "quantize", "quantization", "sweep",
-        "ortgpt_models",
+        *_EXPORTED, "ortgpt.cli", "errors", "progress", "adapter_settings", "checkpoint", "export", "quantize",
+        "quantization", "starting_point", "sweep", "ortgpt_models",
     ),
 }  # fmt: skip
 

@@ -57,7 +57,7 @@ class TrainingState:
         if not file_is_there(self.path):
             return None
         try:
-            state = torch.load(self.path, weights_only=True)
+            state = torch.load(self.path, map_location="cpu", weights_only=True)
             identity, values = state["identity"], dict(state["values"])
         except Exception as error:  # a damaged file makes torch raise many kinds
             raise self.damaged(error) from error

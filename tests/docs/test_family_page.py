@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from models.presets import PRESETS
 from ortgpt_models import GPT
 from ortgpt_models.config import POST, PRE
+from ortgpt_models.presets import PRESETS
 
 PAGE = Path(__file__).parents[2] / "docs" / "family.md"
 COLUMNS = {

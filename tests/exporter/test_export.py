@@ -14,13 +14,13 @@ import pytest
 from transformers import GPT2Tokenizer
 
 import ortgpt
-from models.presets import PRESETS
 from ortgpt import OptionError
 from ortgpt.bundle.folder import open_bundle
 from ortgpt.bundle.manifest import Promise
 from ortgpt_exporter import ExportError, export_bundle
 from ortgpt_exporter.graph.to_onnx import export_graph
 from ortgpt_models import GPT, load_gpt
+from ortgpt_models.presets import PRESETS
 from ortgpt_models.progress import Progress
 from support import greedy_ids, random_model, write_checkpoint
 

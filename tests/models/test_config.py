@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import GPT2Config
 
-from models.presets import PRESETS
 from ortgpt_models import GPT, GPTConfig, ModelError
+from ortgpt_models.presets import PRESETS
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def _merged_state(gpt: GPT, config: Any, stored: Mapping[str, StoredTensor]) -> 
     """Return the state of `gpt` with the adapter merged; tensors that it does not change are those of `gpt`."""
     import peft
 
-    network = _as_transformers(gpt)
+    network = as_transformers(gpt)
     ties_weights = getattr(config, "ensure_weight_tying", False) and isinstance(config.target_modules, set)
     if ties_weights and any(key.startswith(_HEAD_FACTORS) for key in stored):
         config.target_modules = {*config.target_modules, "lm_head"}  # peft leaves it out when it saves
@@ -132,8 +132,8 @@ def _merged_state(gpt: GPT, config: Any, stored: Mapping[str, StoredTensor]) -> 
     return {network_name(name.removeprefix(_ROOT)): tensor.contiguous() for name, tensor in state.items()}
 
 
-def _as_transformers(gpt: GPT) -> Any:
-    """Return `gpt` as the network of `transformers`, over the same tensors.
+def as_transformers(gpt: GPT) -> Any:
+    """Return `gpt` as the network of `transformers`, over the same tensors, in evaluation mode.
 
     The head is a parameter of its own there, so that a change of the token embedding alone shows.
     """

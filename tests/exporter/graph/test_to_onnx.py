@@ -16,11 +16,11 @@ import onnxruntime
 import pytest
 import torch
 
-from models.presets import PRESETS
 from ortgpt_exporter import ExportError
 from ortgpt_exporter.graph.fusions import optimize_graph
 from ortgpt_exporter.graph.to_onnx import check_operators, export_graph, halve, pad_heads, padded_head_dim
 from ortgpt_models import GPT, GPTConfig
+from ortgpt_models.presets import PRESETS
 
 BASE = GPTConfig(vocab_size=97, n_positions=40, n_embd=48, n_layer=2, n_head=3)
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib.util
-import signal
-import sys
-import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,41 +12,22 @@ import click
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import Check
 from ortgpt.cli.report import agreement_lines, evidence_lines
-from ortgpt.cli.streams import printable, write_line
+from ortgpt.cli.streams import write_line
 from ortgpt.errors import OptionError
-from ortgpt.ort.package import install_hint
+from ortgpt_exporter.cli.terminal import (
+    add_flags,
+    one_line_errors,
+    progress_bar,
+    set_flags,
+    show_progress,
+    write_note,
+)
+from ortgpt_exporter.cli.train_command import train
 from ortgpt_exporter.quantization.request import BITS, Quantization
 from ortgpt_models.config import ACTIVATIONS
-from ortgpt_models.errors import ModelError
-from ortgpt_models.progress import Progress
-from ortgpt_models.training_config import TrainingConfig
 
-_EXTRA_OF = {
-    **dict.fromkeys(
-        ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "tokenizers", "huggingface_hub", "httpx2"), "export"
-    ),
-    "matplotlib": "plot",
-    "optimum": "optimum",
-    "peft": "lora",
-}
+__all__ = ["export", "one_line_errors", "quantize", "train"]
 _QUANTIZATION = tuple(field.name for field in dataclasses.fields(Quantization) if field.name != "dtype")
-
-
-def _add_flags(command: Any, settings: Iterable[dataclasses.Field[Any]]) -> Any:
-    """Add a flag for each setting that a dataclass declares."""
-    for setting in reversed([*settings]):
-        metadata = setting.metadata
-        flag = metadata.get("flag") or f"--{setting.name.replace('_', '-')}"
-        kind: Any = metadata.get("kind") or type(setting.default)
-        if kind is str:
-            kind = click.Choice(metadata["choices"])
-        elif kind is Path:
-            kind = click.Path(path_type=Path)
-        values = {"is_flag": True} if kind is bool else {"type": kind, "default": setting.default}
-        command = click.option(
-            flag, setting.name, help=metadata["help"], show_default=setting.default is not None, **values
-        )(command)
-    return command
 
 
 def _shared_options(command: Any) -> Any:
@@ -61,7 +37,7 @@ def _shared_options(command: Any) -> Any:
         ("--external-data", "Put even small weights of a portable graph into a file of their own."),
     ):
         command = click.option(flag, is_flag=True, help=help)(command)
-    return _add_flags(command, [each for each in dataclasses.fields(Quantization) if each.name in _QUANTIZATION])
+    return add_flags(command, [each for each in dataclasses.fields(Quantization) if each.name in _QUANTIZATION])
 
 
 @click.command()
@@ -133,14 +109,14 @@ def export(
             checkpoint, eos_token_id=eos_token_id or None, **{name: options.pop(name) for name in names}
         )
         quantization = _quantization(dtype, {name: options.pop(name) for name in _QUANTIZATION})
-        with _bar("export") as bar:
+        with progress_bar("export") as bar:
             bundle = export_bundle(
                 source,
                 out,
                 dtype=dtype,
                 quantization=quantization,
-                on_progress=lambda progress: _show(bar, progress),
-                on_note=lambda note: _write_note(f"Note: {note}"),
+                on_progress=lambda progress: show_progress(bar, progress),
+                on_note=lambda note: write_note(f"Note: {note}"),
                 **options,
             )
     _write_summary(bundle, out)
@@ -157,7 +133,7 @@ def quantize(bundle: Path, out: Path | None, dtype: str | None, sweep: bool, plo
     """Quantise the float32 BUNDLE, and measure the loss; a bundle that loses more than accepted is not written."""
     if sweep:
         eval_text = options.pop("eval_text")
-        _sweep(bundle, eval_text, plot, _set_flags({"out": out, "dtype": dtype, **options}))
+        _sweep(bundle, eval_text, plot, set_flags({"out": out, "dtype": dtype, **options}))
         return
     if plot is not None:
         raise click.UsageError("--plot would have no effect (accepted with --sweep)")
@@ -167,9 +143,9 @@ def quantize(bundle: Path, out: Path | None, dtype: str | None, sweep: bool, plo
         from ortgpt_exporter.quantize import quantize_bundle
 
         quantization = Quantization(dtype=dtype, **{name: options.pop(name) for name in _QUANTIZATION})
-        with _bar("quantize") as bar:
+        with progress_bar("quantize") as bar:
             quantized = quantize_bundle(
-                bundle, out, quantization, on_progress=lambda progress: _show(bar, progress), **options
+                bundle, out, quantization, on_progress=lambda progress: show_progress(bar, progress), **options
             )
     _write_summary(quantized, out)
 
@@ -187,8 +163,10 @@ def _sweep(bundle: Path, eval_text: Path | None, plot: Path | None, other_flags:
         if plot is not None:
             import matplotlib  # noqa: F401  # to fail before the work, not after it
 
-        with _bar("sweep") as bar:
-            trials = sweep_bundle(bundle, eval_text=eval_text, on_progress=lambda progress: _show(bar, progress))
+        with progress_bar("sweep") as bar:
+            trials = sweep_bundle(
+                bundle, eval_text=eval_text, on_progress=lambda progress: show_progress(bar, progress)
+            )
         write_line(f"  {'quantised to':<56}{'MB':>8}{'ppl ratio':>11}{'KL':>10}{'prefill/s':>11}{'decode/s':>10}")
         for trial in trials:
             write_line(
@@ -205,28 +183,10 @@ def _quantization(dtype: str | None, options: Mapping[str, Any]) -> Quantization
     """Return the quantisation of an export, or None for float32 and float16, with which its options are refused."""
     if dtype in BITS:
         return Quantization(dtype=dtype, **options)
-    flags = _set_flags(options)
+    flags = set_flags(options)
     if flags:
         raise OptionError(f"{', '.join(flags)} would have no effect (accepted with --dtype int8 or int4)")
     return None
-
-
-def _set_flags(options: Mapping[str, Any]) -> list[str]:
-    """Return the flags of the options that the command line set."""
-    names = [name for name, value in options.items() if value is not None and value is not False]
-    return ["--eval" if name == "eval_text" else f"--{name.replace('_', '-')}" for name in names]
-
-
-def _show(bar: Any, progress: Progress) -> None:
-    bar.length = progress.total
-    bar.label = progress.activity
-    bar.update(progress.done - bar.pos)
-
-
-def _write_note(note: str) -> None:
-    """Write a line to stderr, above the progress bar if one is visible."""
-    clear = "\r\033[K" if sys.stderr.isatty() else ""
-    click.echo(clear + printable(note), err=True)
 
 
 def _write_summary(bundle: Bundle, out: Path) -> None:
@@ -242,32 +202,6 @@ def _write_summary(bundle: Bundle, out: Path) -> None:
     click.echo(f"{out}  {size / 1e6:.1f} MB  {manifest.precision.dtype}  {bundle.config.n_layer} layers", err=True)
 
 
-@click.command()
-@click.argument("texts", nargs=-1, required=True, metavar="TEXT...", type=click.Path(path_type=Path))
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The checkpoint folder to write.")
-@click.option("--held-out", type=click.Path(path_type=Path), help="Text to measure on. [default: the last 5% of TEXT]")
-@lambda command: _add_flags(command, dataclasses.fields(TrainingConfig))
-def train(texts: tuple[Path, ...], out: Path, held_out: Path | None, **options: Any) -> None:
-    """Train a small GPT-2 from scratch on UTF-8 text files, into a Hugging Face folder.
-
-    After an interruption, the same command continues from the last saved state (in OUT.training).
-    """
-    with one_line_errors():
-        from ortgpt_models.train import train as train_checkpoint
-
-        config = TrainingConfig(**options)
-        with _bar("train") as bar:
-            bits = train_checkpoint(
-                texts,
-                out,
-                config=config,
-                held_out=held_out,
-                on_progress=lambda progress: _show(bar, progress),
-                on_note=_write_note,
-            )
-    click.echo(f"{out}  held out {bits:.4f} bits per byte", err=True)
-
-
 def format_checks(checks: Iterable[Check]) -> str:
     """Return the verification in a manifest as a table."""
     lines = [f"{'compared with PyTorch':<32}{'max abs diff':>14}{'accepted':>10}{'same winner':>14}"]
@@ -275,42 +209,3 @@ def format_checks(checks: Iterable[Check]) -> str:
         same = f"{check.argmax_compared - check.argmax_differing}/{check.argmax_compared}"
         lines.append(f"{check.name:<32}{check.max_abs_diff:>14.1e}{check.tolerance:>10.1e}{same:>14}")
     return "\n".join(lines)
-
-
-@contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Turn ModelError into one line, and a missing extra into the command that installs it.
-
-    SIGTERM and SIGHUP unwind like Ctrl-C, so that unfinished files are removed.
-    """
-    ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # no SIGHUP on Windows
-    main = threading.current_thread() is threading.main_thread()
-    # A signal that is ignored, as nohup does with SIGHUP, stays ignored.
-    before = {end: signal.signal(end, _end) for end in ends if main and signal.getsignal(end) is not signal.SIG_IGN}
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        extra = _EXTRA_OF.get(package)
-        if extra is None:
-            raise
-        # Optimum pins an old transformers.
-        place = ", in an environment of its own" if extra == "optimum" else ""
-        extras = [extra] if importlib.util.find_spec("onnxruntime") else ["cpu", extra]
-        raise click.ClickException(
-            f"this command needs {package}, which is not installed; {install_hint(*extras)}{place}"
-        ) from error
-    except ModelError as error:
-        raise click.ClickException(printable(str(error), kept="\n")) from error
-    finally:
-        for end, handler in before.items():
-            signal.signal(end, handler)
-
-
-def _end(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
-def _bar(label: str) -> Any:
-    """Return a progress bar on stderr, hidden unless that is a terminal."""
-    return click.progressbar(length=1, label=label, file=sys.stderr, hidden=not sys.stderr.isatty(), show_eta=True)
