@@ -13,11 +13,13 @@ from typing import Any
 import click
 import pytest
 
+from ortgpt.cli.main import main
 from ortgpt.ort.package import install_hint
+from ortgpt_exporter.adapter_settings import AdapterSettings
 from ortgpt_exporter.cli import export, one_line_errors, quantize, train
 from ortgpt_exporter.quantization.request import Quantization
 from ortgpt_models.training_config import TrainingConfig
-from support import write_checkpoint
+from support import TEXT, write_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_each_setting_of_a_quantisation_has_a_flag(command: click.Command) -> No
 
 def test_each_setting_of_a_training_has_a_flag_with_its_default() -> None:
     options = {option.name: option for option in train.params}
-    for setting in dataclasses.fields(TrainingConfig):
+    for setting in (*dataclasses.fields(TrainingConfig), *dataclasses.fields(AdapterSettings)):
         option = options[setting.name]
         assert isinstance(option, click.Option)
         assert option.help == setting.metadata["help"]
@@ -82,6 +84,54 @@ def test_each_setting_of_a_training_has_a_flag_with_its_default() -> None:
             assert setting.default is False
         else:
             assert option.default == setting.default
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--revision", "x", "--lora-rank", "2"], "--revision, --lora-rank would have no effect (accepted with "
+         "--from)"),
+        (["--from", "x", "--lora-alpha", "2"], "lora_alpha would have no effect without lora_rank"),
+        (["--from", "no/such.pt"], "no/such.pt does not exist (accepted: a Hugging Face folder, a nanoGPT ckpt.pt, "
+         "a hub id like openai-community/gpt2, or one of: austen)"),
+        (["--from", "austen", "--preset", "gpt2", "--n-head", "8"], "preset = gpt2, n_head = 8 would have no effect: a "
+         "checkpoint to start from has a shape of its own; leave it out, or train from scratch"),
+        (["--from", "austen", "--window", "257"], "window = 257 (accepted: at most the context, n_positions = 256)"),
+        (["--dropout", "-1"], "unusable training configuration: dropout = -1.0 (accepted: 0 or more)"),
+    ],
+)  # fmt: skip
+def test_train_refuses_what_does_not_fit_in_one_line(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    with pytest.raises(SystemExit):
+        main(["train", str(text), "-o", str(tmp_path / "out"), *flags])
+    assert capsys.readouterr().err.splitlines()[-1] == f"Error: {message}"
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_train_refuses_an_existing_folder_before_it_loads_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", str(tmp_path / "no.txt"), "-o", str(tmp_path), "--from", "no/such.pt"])
+    assert "already exists; nothing was written" in capsys.readouterr().err
+
+
+def test_train_writes_the_loss_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, text = write_checkpoint(tmp_path / "base"), tmp_path / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    recipe = ["--steps", "2", "--batch-size", "1", "--warmup-steps", "1", "--window", "8", "--evaluate-every", "1"]
+    capsys.readouterr()  # what `transformers` wrote
+    main(["train", str(text), "-o", str(tmp_path / "out"), "--from", str(checkpoint), *recipe], standalone_mode=False)
+    output = capsys.readouterr()
+    record = json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))
+    before, after = record["held_out_bits_per_byte_before"], record["held_out_bits_per_byte"]
+    first, _, last = output.err.splitlines()
+    assert output.out == ""
+    assert first == f"step 0: held out {before:.4f} bits per byte"
+    assert last == f"{tmp_path / 'out'}  held out {after:.4f} bits per byte, before the training {before:.4f}"
 
 
 def test_export_takes_the_special_ids(tmp_path: Path) -> None:

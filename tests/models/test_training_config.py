@@ -85,8 +85,8 @@ def test_a_checkpoint_to_start_from_has_the_shape() -> None:
     config = TrainingConfig(steps=5, dropout=0.0).resolved_from(64, 3e-5)
     assert (config.learning_rate, config.dropout, config.n_layer, config.preset) == (3e-5, 0.0, None, None)
     assert TrainingConfig(learning_rate=1.0).resolved_from(64, 3e-5).learning_rate == 1.0
-    values: dict[str, Any] = {"preset": "gpt2", "norm": "pre", "n_layer": 3, "n_head": 4, "n_embd": 256, "n_positions": 64,
-              "vocab_size": 999, "no_residual_scaling": True}  # fmt: skip
+    values: dict[str, Any] = {"preset": "gpt2", "norm": "pre", "n_layer": 3, "n_head": 4, "n_embd": 256,
+              "n_positions": 64, "vocab_size": 999, "no_residual_scaling": True}  # fmt: skip
     for name, value in values.items():
         with pytest.raises(ModelError, match=f"^{name} = {value} would have no effect: a checkpoint to start from has"):
             TrainingConfig(**{name: value}).resolved_from(64, 3e-5)
