@@ -143,10 +143,10 @@ class GPT(nn.Module):
     The head is the token embedding, or the layer `lm_head` if the configuration does not tie the two.
 
     Initial weights are N(0, initializer_range), biases 0, LayerNorm (1, 0). With pre-norm, residual projections are
-    divided by √(2 n_layer), as in GPT-2, unless `residual_scaling` is false; GPT-1 does not scale them.
+    divided by √(2 n_layer), as in GPT-2; GPT-1 does not scale them. `residual_scaling` says otherwise for either.
     """
 
-    def __init__(self, config: GPTConfig, *, residual_scaling: bool = True) -> None:
+    def __init__(self, config: GPTConfig, *, residual_scaling: bool | None = None) -> None:
         super().__init__()
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
@@ -157,7 +157,7 @@ class GPT(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon) if is_pre_norm else nn.Identity()
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        self._init_weights(residual_scaling=residual_scaling and is_pre_norm)
+        self._init_weights(is_pre_norm if residual_scaling is None else residual_scaling)
 
     @property
     def head(self) -> nn.Embedding | nn.Linear:
@@ -170,7 +170,7 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(self.config.n_embd, self.config.vocab_size, bias=False, device="meta")
         self.lm_head.weight = nn.Parameter(self.wte.weight.detach().clone())
 
-    def _init_weights(self, *, residual_scaling: bool) -> None:
+    def _init_weights(self, residual_scaling: bool) -> None:
         std = self.config.initializer_range
         residual_std = std / (2 * self.config.n_layer) ** 0.5 if residual_scaling else std
         for name, parameter in self.named_parameters():

@@ -55,7 +55,7 @@ def from_scratch(texts: Texts, config: TrainingConfig) -> StartingPoint:
     shape = config.gpt_config(end_of_text_id=0)
     tokenizer = train_tokenizer(texts.documents, shape.vocab_size)
     end_of_text_id = tokenizer.encode(END_OF_TEXT).ids[0]
-    gpt = GPT(config.gpt_config(end_of_text_id=end_of_text_id), residual_scaling=not config.no_residual_scaling)
+    gpt = GPT(config.gpt_config(end_of_text_id=end_of_text_id), residual_scaling=config.residual_scaling)
 
     def write(folder: Path) -> None:
         save_gpt(gpt, folder, dtype=torch.float16)

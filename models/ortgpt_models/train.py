@@ -33,10 +33,20 @@ _ADAM_BETAS = (0.9, 0.95)
 class TrainingResult:
     """How well a trained network predicts the held-out text."""
 
-    bits_per_byte: float
-    """Its loss there, in bits per UTF-8 byte, with the weights that were written."""
-    bits_per_byte_before: float | None
-    """The loss of the network that the training started from; None from scratch."""
+    losses: tuple[tuple[int, float], ...]
+    """Its loss there in bits per UTF-8 byte, after a number of steps; the last one with the weights that were written.
+    The first one, if the training started from a network, is that network's, after 0 steps."""
+
+    @property
+    def bits_per_byte(self) -> float:
+        """The last loss."""
+        return self.losses[-1][1]
+
+    @property
+    def bits_per_byte_before(self) -> float | None:
+        """The loss of the network that the training started from; None from scratch."""
+        steps, loss = self.losses[0]
+        return None if steps else loss
 
 
 def train(
@@ -95,7 +105,7 @@ class _Training:
         self.network = start.network.to(device)
         self.weights = {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
         self.optimizer = _make_optimizer(self.weights.values(), config)
-        self.before: float | None = None
+        self.losses: list[tuple[int, float]] = []
 
     def run(self, state: TrainingState, on_progress: OnProgress, on_note: Callable[[str], None]) -> TrainingResult:
         """Train from the saved state on, or from the first step, and measure the weights as they are written."""
@@ -104,8 +114,7 @@ class _Training:
         if first_step:
             on_note(f"resumes at step {first_step} of {steps}, as saved in {state.folder}")
         elif self.start.sha256 is not None:
-            self.before = self._measure()
-            on_note(f"step 0: held out {self.before:.4f} bits per byte")
+            self._measure(0, on_note)
         for step in range(first_step, steps):
             loss = self._step(step)
             if not math.isfinite(loss):
@@ -113,18 +122,19 @@ class _Training:
                     f"loss became {loss} at step {step}; use a learning rate below {self.config.learning_rate}"
                 )
             steps_done = step + 1
+            if steps_done % self.config.evaluate_every == 0 and steps_done < steps:
+                self._measure(steps_done, on_note)
             if steps_done % self.config.save_every == 0 and steps_done < steps:
                 state.save(self._values(steps_done))
-            if steps_done % self.config.evaluate_every == 0 and steps_done < steps:
-                on_note(f"step {steps_done}: held out {self._measure():.4f} bits per byte")
             on_progress(Progress(f"loss {loss:.3f}", steps_done, steps))
         self.network.to(self.start.dtype).float()
-        return TrainingResult(bits_per_byte=self._measure(), bits_per_byte_before=self.before)
+        self._measure(steps)
+        return TrainingResult(losses=tuple(self.losses))
 
     def _values(self, steps_done: int) -> dict[str, Any]:
         weights = {name: weight.detach() for name, weight in self.weights.items()}
         optimizer = self.optimizer.state_dict()
-        return {"weights": weights, "optimizer": optimizer, "step": steps_done, "before": self.before}
+        return {"weights": weights, "optimizer": optimizer, "step": steps_done, "losses": self.losses}
 
     def _resume(self, state: TrainingState) -> int:
         """Restore the saved state, if there is one; return the number of steps done."""
@@ -136,7 +146,7 @@ class _Training:
                 raise ModelError("it has other weights")
             self.network.load_state_dict(saved["weights"], strict=False)
             self.optimizer.load_state_dict(saved["optimizer"])
-            self.before = saved["before"]
+            self.losses = [(int(steps), float(loss)) for steps, loss in saved["losses"]]
             return int(saved["step"])
         except Exception as error:  # torch raises many kinds for values that do not fit
             raise state.damaged(error) from error
@@ -168,9 +178,11 @@ class _Training:
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return loss.item()
 
-    def _measure(self) -> float:
+    def _measure(self, steps: int, on_note: Callable[[str], None] = lambda note: None) -> None:
         window = self.config.window or self.start.n_positions
-        return bits_per_byte(self.network, self.corpus, window=window, batch_size=self.config.batch_size)
+        loss = bits_per_byte(self.network, self.corpus, window=window, batch_size=self.config.batch_size)
+        self.losses.append((steps, loss))
+        on_note(f"step {steps}: held out {loss:.4f} bits per byte")
 
 
 @torch.no_grad()
@@ -204,9 +216,11 @@ def _make_optimizer(weights: Collection[nn.Parameter], config: TrainingConfig) -
 
 
 def _write(start: StartingPoint, record: Mapping[str, Any], result: TrainingResult, out: Path) -> None:
-    measured = {"held_out_bits_per_byte": round(result.bits_per_byte, 5)}
-    if result.bits_per_byte_before is not None:
-        measured["held_out_bits_per_byte_before"] = round(result.bits_per_byte_before, 5)
+    measured = {
+        "parameters": sum(weight.numel() for weight in start.network.parameters()),
+        "held_out_bits_per_byte": round(result.bits_per_byte, 5),
+        "held_out_losses": [[steps, round(loss, 5)] for steps, loss in result.losses],
+    }
     with write_folder(out) as folder:
         start.write(folder)
         write_json(folder, {RECORD_FILE: {**record, **measured}})

@@ -16,7 +16,7 @@ FINE_TUNING_RATE = 5e-5
 LORA_RATE = 2e-4
 # The fields that say which network is made from scratch.
 _SHAPE = (
-    "preset", "norm", "n_layer", "n_head", "n_embd", "n_positions", "vocab_size", "no_residual_scaling",
+    "preset", "norm", "n_layer", "n_head", "n_embd", "n_positions", "vocab_size", "residual_scaling",
 )  # fmt: skip
 _OF_PRESET = "[default: the preset's]"
 _DROPOUT = 0.1
@@ -49,8 +49,11 @@ class TrainingConfig:
     vocab_size: int | None = setting(
         None, f"Tokens of the byte-level BPE, end-of-text included. {_OF_PRESET}", kind=int, least=257
     )
-    no_residual_scaling: bool = setting(
-        False, "Do not divide the initial weights of the residual projections by the root of 2 n_layer (pre-norm)."
+    residual_scaling: bool | None = setting(
+        None,
+        "Divide the initial weights of the residual projections by the root of 2 n_layer, or do not. "
+        "[default: with pre-norm]",
+        kind=bool,
     )
     window: int | None = setting(
         None, "Tokens of a training window, at most the context length. [default: all of it]", kind=int, least=1
@@ -86,13 +89,11 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        config = self.gpt_config(end_of_text_id=0)
-        if self.no_residual_scaling and config.norm == POST:
-            raise ModelError("no_residual_scaling would have no effect with post-norm, which has no scaling")
+        self.gpt_config(end_of_text_id=0)
 
     def refuse_shape(self) -> None:
         """Raise ModelError if a field of the shape was given, which a checkpoint to start from has."""
-        given = {name: getattr(self, name) for name in _SHAPE if getattr(self, name) not in (None, False)}
+        given = {name: getattr(self, name) for name in _SHAPE if getattr(self, name) is not None}
         if given:
             raise ModelError(
                 f"{', '.join(f'{name} = {value}' for name, value in given.items())} would have no effect: a checkpoint "
@@ -112,6 +113,7 @@ class TrainingConfig:
             n_embd=shape.n_embd,
             n_positions=shape.n_positions,
             vocab_size=shape.vocab_size,
+            residual_scaling=shape.norm == PRE if self.residual_scaling is None else self.residual_scaling,
             window=self.window_of(shape.n_positions),
             dropout=shape.resid_pdrop,
             learning_rate=self.learning_rate or LEARNING_RATES[preset],

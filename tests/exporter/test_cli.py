@@ -127,7 +127,8 @@ def test_train_writes_the_loss_before_and_after(tmp_path: Path, capsys: pytest.C
     main(["train", str(text), "-o", str(tmp_path / "out"), "--from", str(checkpoint), *recipe], standalone_mode=False)
     output = capsys.readouterr()
     record = json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))
-    before, after = record["held_out_bits_per_byte_before"], record["held_out_bits_per_byte"]
+    (start, before), (middle, _), (end, after) = record["held_out_losses"]
+    assert (start, middle, end, after) == (0, 1, 2, record["held_out_bits_per_byte"])
     first, _, last = output.err.splitlines()
     assert output.out == ""
     assert first == f"step 0: held out {before:.4f} bits per byte"

@@ -81,7 +81,7 @@ def test_a_checkpoint_is_trained_further_and_keeps_its_tokenizer_and_defaults(te
 
     record = json.loads((out / "training.json").read_text(encoding="utf-8"))
     assert record["from"]["id"] == "base"
-    assert record["held_out_bits_per_byte_before"] == round(result.bits_per_byte_before, 5)
+    assert record["held_out_losses"][0] == [0, round(result.bits_per_byte_before, 5)]
     assert json.loads((out / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"] == [0, 7]
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     assert (config["dtype"], config["resid_pdrop"], config["attn_pdrop"]) == ("float32", 0.0, 0.1)

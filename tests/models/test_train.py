@@ -327,11 +327,17 @@ def test_a_post_norm_network_is_written_as_a_gpt1_that_transformers_opens(text: 
         assert (theirs(ids).logits - load_gpt(out)(ids)).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("no_residual_scaling", [False, True])
-def test_residual_projections_are_scaled_unless_that_is_off(no_residual_scaling: bool, text: Path) -> None:
-    config = dataclasses.replace(CONFIG, n_layer=8, n_embd=128, no_residual_scaling=no_residual_scaling)
+@pytest.mark.parametrize(
+    ("norm", "residual_scaling", "is_scaled"),
+    [("pre", None, True), ("pre", False, False), ("post", None, False), ("post", True, True)],
+)
+def test_residual_projections_are_scaled_with_pre_norm_or_as_asked(
+    norm: str, residual_scaling: bool | None, is_scaled: bool, text: Path
+) -> None:
+    config = dataclasses.replace(CONFIG, norm=norm, n_layer=8, n_embd=128, residual_scaling=residual_scaling)
+    assert config.resolved().residual_scaling == is_scaled
     gpt: Any = from_scratch(read_texts([text], None), config).network
-    std = 0.02 if no_residual_scaling else 0.02 / 4  # √(2 · 8)
+    std = 0.02 / 4 if is_scaled else 0.02  # √(2 · 8)
     for block in gpt.h:
         for weight, expected in ((block.mlp.c_proj.weight, std), (block.mlp.c_fc.weight, 0.02)):
             assert weight.std().item() == pytest.approx(expected, rel=0.03)

@@ -67,8 +67,6 @@ def test_unusable_configurations_are_refused_by_name() -> None:
         TrainingConfig(preset="gpt3", norm="no")
     with pytest.raises(ModelError, match=r"device = tpu \(accepted: auto, cpu, cuda\)"):
         TrainingConfig(device="tpu")
-    with pytest.raises(ModelError, match="no_residual_scaling would have no effect with post-norm"):
-        TrainingConfig(preset="gpt1", no_residual_scaling=True)
 
 
 def test_a_window_is_no_longer_than_the_context() -> None:
@@ -86,7 +84,7 @@ def test_a_checkpoint_to_start_from_has_the_shape() -> None:
     assert (config.learning_rate, config.dropout, config.n_layer, config.preset) == (3e-5, 0.0, None, None)
     assert TrainingConfig(learning_rate=1.0).resolved_from(64, 3e-5).learning_rate == 1.0
     values: dict[str, Any] = {"preset": "gpt2", "norm": "pre", "n_layer": 3, "n_head": 4, "n_embd": 256,
-              "n_positions": 64, "vocab_size": 999, "no_residual_scaling": True}  # fmt: skip
+              "n_positions": 64, "vocab_size": 999, "residual_scaling": False}  # fmt: skip
     for name, value in values.items():
         with pytest.raises(ModelError, match=f"^{name} = {value} would have no effect: a checkpoint to start from has"):
             TrainingConfig(**{name: value}).resolved_from(64, 3e-5)

@@ -35,11 +35,14 @@ def add_flags(command: Any, settings: Iterable[dataclasses.Field[Any]]) -> Any:
         metadata = setting.metadata
         flag = metadata.get("flag") or f"--{setting.name.replace('_', '-')}"
         kind: Any = metadata.get("kind") or type(setting.default)
+        if kind is bool and setting.default is None:
+            flag += f"/--no-{flag.removeprefix('--')}"
         if kind is str:
             kind = click.Choice(metadata["choices"])
         elif kind is Path:
             kind = click.Path(path_type=Path)
-        values = {"is_flag": True} if kind is bool else {"type": kind, "default": setting.default}
+        values = {"is_flag": True} if kind is bool else {"type": kind}
+        values["default"] = setting.default
         command = click.option(
             flag, setting.name, help=metadata["help"], show_default=setting.default is not None, **values
         )(command)
