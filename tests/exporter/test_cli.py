@@ -80,10 +80,10 @@ def test_each_setting_of_a_training_has_a_flag_with_its_default() -> None:
         option = options[setting.name]
         assert isinstance(option, click.Option)
         assert option.help == setting.metadata["help"]
+        assert option.default == setting.default
+        assert option.is_flag == (setting.metadata.get("kind", type(setting.default)) is bool)
         if option.is_flag:
-            assert setting.default is False
-        else:
-            assert option.default == setting.default
+            assert bool(option.secondary_opts) == (setting.default is None)  # --no-..., where neither is the default
 
 
 @pytest.mark.parametrize(
