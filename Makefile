@@ -171,7 +171,7 @@ check-dialects: $(VENV)/.setup-dev  ## Write a stand-in of every dialect of chec
 	@PYTHONPATH=tests $(BIN)/python checks/dialects.py build/dialects | while read -r variables; do \
 		eval "$(MAKE) export $$variables" < /dev/null 2>&1 | tail -n 1; done
 
-check-family: $(VENV)/.setup-dev  ## Run the commands of docs/family.md on stand-ins of the published checkpoints (10 minutes, 10 GB)
+check-family: $(VENV)/.setup-dev  ## Run the commands of docs/family.md on stand-ins of the published checkpoints (25 minutes, 20 GB of memory)
 	@PYTHONPATH=tests $(BIN)/python checks/family.py
 
 check-avx2: $(VENV)/.setup-dev  ## Check products of integers under an emulated CPU without VNNI (needs qemu-x86_64)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -24,7 +25,7 @@ TOKEN = "hf_secret"
 class Repo:
     """A repository: its files, the commits that revisions stand for, and who may read it."""
 
-    files: dict[str, bytes]
+    files: dict[str, Any]  # bytes, or what is like them
     revisions: dict[str, str] = field(default_factory=lambda: {"main": COMMIT})
     gated: bool = False
     private: bool = False
@@ -151,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
             data, {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}, name=match["name"]
         )
 
-    def answer(self, data: bytes, headers: dict[str, str], name: str = "") -> None:
+    def answer(self, data: bytes | memoryview, headers: dict[str, str], name: str = "") -> None:
         size, start = len(data), 0
         if wanted := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or ""):
             start = int(wanted[1])
