@@ -56,7 +56,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "aio",
     ),
     "ortgpt": ("engine", "errors", "results", "options", "conversation", "generator", "classifier"),
-    "ortgpt.tools": (*_BASE, "bundle", "options", "ort", "engine", "generator", "ortgpt"),
+    "ortgpt.tools": (*_BASE, "bundle", "options", "ort", "engine", "decode", "generator", "ortgpt"),
     "ortgpt.cli": (
         *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "classifier", "tools",
         "ortgpt",
