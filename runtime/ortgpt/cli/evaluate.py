@@ -39,9 +39,10 @@ def evaluate(
 ) -> None:  # fmt: skip
     """Measure how well the model in BUNDLE answers the rows of FILE: accuracy, perplexity.
 
-    FILE has a JSON object in each line, all of one kind; - is standard input. Multiple choice: "context", "choices", and "answer", an index or the text of a choice. Completion: "context" and
-    "target". Perplexity: "text". Last word: "text", whose last word is the target. The figures are those of
-    lm-evaluation-harness. If a row is at fault, nothing is computed; each such line is named, and the exit code is 1.
+    FILE has a JSON object in each line, all of one kind; - is standard input. Multiple choice: "context", "choices",
+    and "answer", an index or the text of a choice. Completion: "context" and "target". Perplexity: "text". Last word:
+    "text", whose last word is the target. The figures are those of lm-evaluation-harness. If a row is at fault, nothing
+    is computed; each such line is named, and the exit code is 1.
     """
     source = "standard input" if data_file == "-" else data_file
     rows = read_rows(read_text(data_file), source, kind=kind, delimiter=delimiter, limit=limit)
