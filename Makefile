@@ -102,7 +102,7 @@ docs: $(DOCS)/.setup  ## Build the documentation into build/site
 # For maintainers
 
 .PHONY: setup-dev test lint type bench-peers bench-quality bench-export check-oldest check-newest check-pythons check-large \
-	check-audit check-portable check-dialects check-avx2 check-cuda check-fuzz check-soak check-faults check-limits check-examples check-family clean
+	check-audit check-portable check-dialects check-avx2 check-cuda check-fuzz check-soak check-faults check-limits check-examples check-family check-eval clean
 
 setup-dev: $(VENV)/.setup-dev  ## Install what the tests need, too
 
@@ -173,6 +173,10 @@ check-dialects: $(VENV)/.setup-dev  ## Write a stand-in of every dialect of chec
 
 check-family: $(VENV)/.setup-dev  ## Run the commands of docs/family.md on stand-ins of the published checkpoints (25 minutes, 20 GB of memory)
 	@PYTHONPATH=tests $(BIN)/python checks/family.py
+
+check-eval: $(OTHERS)/lm-eval/.setup  ## Run lm-evaluation-harness with its model hf and with ours: same figures (2 minutes)
+	@mkdir -p build
+	@PYTHONPATH=tests $(OTHERS)/lm-eval/bin/python checks/evaluation.py
 
 check-avx2: $(VENV)/.setup-dev  ## Check products of integers under an emulated CPU without VNNI (needs qemu-x86_64)
 	@command -v qemu-x86_64 > /dev/null || { echo "make check-avx2 needs qemu-x86_64: apt-get install qemu-user" >&2; exit 2; }
@@ -283,6 +287,13 @@ $(OTHERS)/node/.setup: Makefile
 	@echo "Installing Transformers.js into $(OTHERS) ..." >&2
 	@mkdir -p $(OTHERS)/node
 	@npm install --silent --no-fund --no-audit --ignore-scripts --prefix $(OTHERS)/node @huggingface/transformers@4.3.2
+	@touch $@
+
+# The harness's model hf needs accelerate.
+$(OTHERS)/lm-eval/.setup: Makefile $(PINS)
+	@echo "Installing lm-evaluation-harness into $(OTHERS) ..." >&2
+	@$(PYTHON) -m venv $(OTHERS)/lm-eval
+	@$(OTHERS)/lm-eval/bin/python $(PIP) install -c constraints.txt lm-eval==0.4.13 accelerate==1.15.0 -e '.[cpu,export,dev,eval]'
 	@touch $@
 
 $(OTHERS)/audit/.setup: $(PINS)

@@ -55,8 +55,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_BASE, "bundle", "options", "text", "ort", "engine", "decode", "model", "request", "conversation", "embedding",
         "aio",
     ),
+    "ortgpt.integrations": (*_BASE, "options", "decode", "generator"),
     "ortgpt": ("engine", "errors", "results", "options", "conversation", "generator", "classifier"),
-    "ortgpt.tools": (*_BASE, "bundle", "options", "ort", "engine", "generator", "ortgpt"),
+    "ortgpt.tools": (*_BASE, "bundle", "options", "ort", "engine", "decode", "generator", "ortgpt"),
     "ortgpt.cli": (
         *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "classifier", "tools",
         "ortgpt",
@@ -180,6 +181,11 @@ def test_the_runtime_names_no_heavy_package() -> None:
     for name, imported in packages(RUNTIME).items():
         own = {"tokenizers"} if name == "ortgpt.text.json_tokenizer" else set()  # an extra, for bundles that need it
         assert not imported & {"ortgpt_models", "ortgpt_exporter", *HEAVY} - own, name
+
+
+def test_only_its_adapter_names_a_program_that_bundles_run_in() -> None:
+    naming = {name for name, imported in packages(RUNTIME).items() if imported & {"lm_eval", "tqdm"}}
+    assert naming == {"ortgpt.integrations.lm_eval"}
 
 
 def test_the_models_name_no_onnx() -> None:

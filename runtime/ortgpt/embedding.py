@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ortgpt.contract import Flavour
 from ortgpt.decode.next_token import check_finite
-from ortgpt.engine.engine import Engine
+from ortgpt.engine.engine import CPU_BATCH_TOKENS, Engine
 from ortgpt.engine.forward import HiddenStates
 from ortgpt.errors import BundleError, ContextLengthError, OptionError, PromptError, shown
 from ortgpt.model import LoadedModel, Prompt
@@ -22,7 +22,6 @@ Embeddings = npt.NDArray[np.float32]
 
 _POOLINGS = ("last", "mean", "none")
 _BATCH_BYTES = 2**28  # of caches, activations and hidden states that are computed together
-_CPU_BATCH_TOKENS = 256  # more leave the CPU's caches: 2,048 take a third longer, one text at a time as long
 _ACTIVATIONS = 16  # a token's numbers that are in memory at once, in units of n_embd: residual, query to value, MLP
 
 
@@ -100,7 +99,7 @@ def _batches(
     engine: Engine, all_ids: Sequence[list[int]], all_tokens: bool, batch_tokens: int | None
 ) -> Iterator[list[int]]:
     """Split texts into batches of similar lengths that fit the budget, and that one graph computes."""
-    limit = batch_tokens or (_CPU_BATCH_TOKENS if engine.session.device.is_cpu else None)
+    limit = batch_tokens or (CPU_BATCH_TOKENS if engine.session.device.is_cpu else None)
     batch: list[int] = []
     for index in sorted(range(len(all_ids)), key=lambda each: len(all_ids[each])):
         count, longest = len(batch) + 1, len(all_ids[index])

@@ -19,10 +19,10 @@ def shown(value: object) -> str:
     return text if len(text) <= _MAX_LETTERS else f"{text[: _MAX_LETTERS - 3]}..."
 
 
-def listed(parts: Sequence[str]) -> str:
-    """Join the first 20 parts with semicolons, and say how many more there are."""
+def listed(parts: Sequence[str], separator: str = "; ") -> str:
+    """Join the first 20 parts with a separator, and say how many more there are."""
     more = len(parts) - _MAX_PARTS
-    return "; ".join(parts[:_MAX_PARTS]) + (f"; and {more} more" if more > 0 else "")
+    return separator.join(parts[:_MAX_PARTS]) + (f"{separator}and {more} more" if more > 0 else "")
 
 
 class OrtGptError(Exception):

@@ -9,6 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 
+def exp(value: float) -> float:
+    """Return e to the power of a value; infinity where no float holds it."""
+    return math.exp(value) if value < 709 else math.inf
+
+
 @dataclass
 class Timings:
     """Wall time of one call, in seconds."""
@@ -92,8 +97,7 @@ class Score:
     @property
     def perplexity(self) -> float:
         """exp(nll / tokens); infinite where no float holds it."""
-        mean = self.nll / self.tokens
-        return math.exp(mean) if mean < 709 else math.inf
+        return exp(self.nll / self.tokens)
 
     @property
     def bits_per_byte(self) -> float:
@@ -159,3 +163,36 @@ class Classification:
     values; of a classifier of tokens (tokens, labels)."""
     tokens: list[TokenLabel] = field(default_factory=list)
     """Of a classifier of tokens, an entry for each token, in order; else empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A figure of an evaluation."""
+
+    value: float
+    """The figure."""
+    stderr: float | None
+    """Its standard error; None for a single row, and for figures that have none."""
+    baseline: float
+    """What it would be if all choices, or else all tokens, were equally likely."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How well a model does on a file of rows."""
+
+    kind: str
+    """ "multiple-choice", "completion", "last-word" or "perplexity"."""
+    metrics: dict[str, Metric]
+    """The figures by the names of lm-evaluation-harness: of multiple choice "acc" and "acc_norm", of completions and
+    last words "acc" and "perplexity", of perplexity "word_perplexity", "byte_perplexity" and "bits_per_byte"."""
+    rows: int
+    """How many rows were read."""
+    tokens: int
+    """How many tokens were predicted, those of all choices."""
+    cut_rows: int
+    """How many rows exceeded the context, and lost the beginning of theirs."""
+    words: int | None = None
+    """Of perplexity, how many words the texts have: the parts between white space, as the harness counts."""
+    text_bytes: int | None = None
+    """Of perplexity, the size of the texts in UTF-8 bytes."""

@@ -19,6 +19,7 @@ import click
 from ortgpt import __version__
 from ortgpt.bundle.folder import open_bundle
 from ortgpt.cli.classify import classify
+from ortgpt.cli.evaluate import evaluate
 from ortgpt.cli.id_text import as_prompt
 from ortgpt.cli.options import device_options, flag_mention, json_option
 from ortgpt.cli.report import diagnosis_lines, info_lines, info_values
@@ -78,6 +79,7 @@ def main() -> None:
 main.add_command(generate)
 main.add_command(chat)
 main.add_command(classify)
+main.add_command(evaluate)
 
 
 @main.command()

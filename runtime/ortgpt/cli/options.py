@@ -72,7 +72,7 @@ def flag_mention(name: str, value: object) -> Mention:
     """Mention an option of a call by its flag: --top-k = 5 for top_k."""
     if name == "do_sample":
         return _Greedy(name, value) if value is False else Mention(name, value)
-    if name in ("device", "threads", "stride"):
+    if name in ("device", "threads", "stride", "kind", "delimiter", "limit"):
         return Mention(f"--{name}", value)
     flags = OPTIONS[name].flags if name in OPTIONS else ()
     return Mention("--grammar-..." if len(flags) > 1 else flags[0].name if flags else name, value)

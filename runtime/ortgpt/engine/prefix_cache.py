@@ -10,7 +10,7 @@ import numpy as np
 from ortgpt.engine.kv_cache import Cache, GrowingCache, RowKV
 from ortgpt.forks import ProcessLock
 
-_FORWARD_TOKENS = 16  # a forward takes as long as it would take for this many more tokens in one that runs anyway
+FORWARD_TOKENS = 16  # a forward takes as long as it would take for this many more tokens in one that runs anyway
 
 
 class PrefixCache:
@@ -113,7 +113,7 @@ def _saves_time(cache: Cache, known: Sequence[int], lengths: Sequence[int]) -> b
     whole = len(rest) * max(lengths)
     if not any(known) or isinstance(cache, GrowingCache) or max(rest) == 1:
         return len(rest) * max(rest) < whole
-    return sum(rest) + _FORWARD_TOKENS * (len(rest) - 1) < whole
+    return sum(rest) + FORWARD_TOKENS * (len(rest) - 1) < whole
 
 
 def keep_prefix(prefixes: PrefixCache | None, ids: Sequence[int], cache: Cache, row: int) -> None:
