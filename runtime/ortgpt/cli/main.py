@@ -23,6 +23,7 @@ from ortgpt.cli.id_text import as_prompt
 from ortgpt.cli.options import device_options, flag_mention, json_option
 from ortgpt.cli.report import diagnosis_lines, info_lines, info_values
 from ortgpt.cli.streams import json_text, printable, read_text, write_line
+from ortgpt.cli.task import task
 from ortgpt.cli.text import chat, generate
 from ortgpt.errors import OptionError, OrtGptError
 from ortgpt.generator import load
@@ -78,6 +79,7 @@ def main() -> None:
 main.add_command(generate)
 main.add_command(chat)
 main.add_command(classify)
+main.add_command(task)
 
 
 @main.command()
