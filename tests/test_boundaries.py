@@ -56,11 +56,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "aio",
     ),
     "ortgpt.integrations": (*_BASE, "options", "decode", "generator"),
+    "ortgpt.tasks": (*_BASE, "bundle", "options", "text", "decode", "model", "generator"),
     "ortgpt": ("engine", "errors", "results", "options", "conversation", "generator", "classifier"),
     "ortgpt.tools": (*_BASE, "bundle", "options", "ort", "engine", "decode", "generator", "ortgpt"),
     "ortgpt.cli": (
-        *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "classifier", "tools",
-        "ortgpt",
+        *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "classifier", "tasks",
+        "tools", "ortgpt",
     ),
     "ortgpt.__main__": ("cli",),
     "ortgpt.__pyinstaller": (),
@@ -265,7 +266,7 @@ def test_only_the_command_lines_use_the_terminal() -> None:
             assert not {each for each in imports(path) if each.partition(".")[0] == "click"}, path
 
 
-def test_a_wheel_holds_the_built_in_bundles_and_the_types(tmp_path: Path) -> None:
+def test_a_wheel_holds_the_built_in_bundles_the_forms_and_the_types(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -275,6 +276,9 @@ def test_a_wheel_holds_the_built_in_bundles_and_the_types(tmp_path: Path) -> Non
     for bundle in ("austen", "selftest"):
         for path in (ROOT / "runtime/ortgpt/builtin" / bundle).iterdir():
             assert f"ortgpt/builtin/{bundle}/{path.name}" in names
+    forms = {path.name for path in (ROOT / "runtime/ortgpt/tasks/forms").iterdir()}
+    assert {f"ortgpt/tasks/forms/{name}" for name in forms} == {name for name in names if name.endswith(".toml")}
+    assert len(forms) == 5
     assert not [name for name in names if "checkpoints" in name]
     for package in ("ortgpt", "ortgpt_exporter", "ortgpt_models"):
         assert f"{package}/py.typed" in names

@@ -132,16 +132,24 @@ def _classifiers(architectures: Any) -> list[str]:
 
 
 def _labels(values: Mapping[str, Any], faults: list[str]) -> tuple[str, ...]:
-    """Return the names of the labels, by default LABEL_0 and so on, and note what does not fit."""
-    names, count = values.get("id2label"), values.get("num_labels", values.get("_num_labels"))
+    """Return the names of the labels, by default LABEL_0 and so on, and note what does not fit.
+
+    A num_labels that is not the number of names replaces all of them, as in `transformers` 5.
+    """
+    names, count = values.get("id2label"), values.get("num_labels")
+    if names is None:
+        count = values.get("_num_labels", _DEFAULT_LABELS) if count is None else count
+    elif isinstance(names, dict) and not isinstance(count, bool) and count == len(names):
+        count = None  # 3.0 too: `transformers` compares the two, and does not count to it
     if count is not None and (not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MAX_LABELS):
         faults.append(f"num_labels = {count!r} (accepted: an integer from 1 to {_MAX_LABELS})")
         return ()
-    if names is None:
-        return tuple(f"LABEL_{index}" for index in range(_DEFAULT_LABELS if count is None else count))
-    if not isinstance(names, dict) or not names:
+    if names is not None and (not isinstance(names, dict) or not (names or count)):
         faults.append(f"id2label = {names!r} (accepted: an object with a name for each label)")
         return ()
+    if count is not None:
+        return tuple(f"LABEL_{index}" for index in range(count))
+    assert isinstance(names, dict), "of labels without a count, the names are known"
     wanted = [str(index) for index in range(len(names))]
     if sorted(names) != sorted(wanted):
         faults.append(f"id2label has the keys {', '.join(map(str, names))[:80]} (accepted: 0 to {len(names) - 1})")
@@ -156,6 +164,15 @@ def _labels(values: Mapping[str, Any], faults: list[str]) -> tuple[str, ...]:
     twice = sorted({label for label in labels if labels.count(label) > 1}) if len(set(labels)) < len(labels) else []
     if twice:
         faults.append(f"id2label names {', '.join(map(repr, twice))} more than once (accepted: a name for one label)")
-    if count is not None and count != len(labels):
-        faults.append(f"num_labels = {count} with {len(labels)} names in id2label (accepted: the same)")
     return labels
+
+
+def label_notes(values: Mapping[str, Any], config: ClassifierConfig) -> list[str]:
+    """Return a remark if the names in a config.json were not taken."""
+    names, count = values.get("id2label"), len(config.labels)
+    if not names or len(names) == count:
+        return []
+    return [
+        f"num_labels = {count} with {len(names)} names in id2label; the labels are LABEL_0 to LABEL_{count - 1}, as in "
+        "`transformers` 5"
+    ]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from ortgpt_models.classifier import ClassifierConfig, GPTClassifier, body_config
+from ortgpt_models.classifier import ClassifierConfig, GPTClassifier, body_config, label_notes
 from ortgpt_models.config import GPTConfig
 from ortgpt_models.errors import ModelError
 from ortgpt_models.files import file_is_there, read_json_object
@@ -96,7 +96,7 @@ def _load(folder: Path, on_note: Callable[[str], None], *, takes_classifiers: bo
         gpt, head = assemble_with_head(config, named, head_shapes)
     except ModelError as error:
         raise ModelError(f"{source}: {error}") from None
-    for note in (*named.notes, *(() if classifier else _config_notes(values, gpt))):
+    for note in (*named.notes, *(label_notes(values, classifier) if classifier else _config_notes(values, gpt))):
         on_note(f"{source.name}: {note}")
     return gpt if classifier is None else GPTClassifier(gpt, classifier, head).eval()
 

@@ -44,6 +44,17 @@ class BundleNotFoundError(BundleError, FileNotFoundError):
         return str(self.args[0])
 
 
+class FormError(OrtGptError, ValueError):
+    """The form of a task cannot be read, or has faults."""
+
+
+class FormNotFoundError(FormError, FileNotFoundError):
+    """There is no form of this name, or no file at the path."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class DeviceError(OrtGptError, RuntimeError):
     """The requested device, or ONNX Runtime itself, is not usable on this machine."""
 

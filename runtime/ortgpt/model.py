@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import numbers
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -142,23 +143,37 @@ class LoadedModel:
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, limit: int, name: str) -> list[int]:
     """Return the ids of a prompt. Raises PromptError, which names it, for anything else and for ids from `limit` on."""
-    if isinstance(prompt, str):
-        if prompt and tokenizer.kind == TokenizerKind.NONE:
-            raise PromptError(
-                f"{name} = {shown(prompt)} (accepted: a sequence of token ids, since this bundle has no tokenizer)"
-            )
+    has_text = tokenizer.kind != TokenizerKind.NONE
+    if isinstance(prompt, str) and (has_text or not prompt):
         return tokenizer.encode(prompt) if prompt else []
+    items = _items(prompt)
+    if items is None:
+        accepted = "a sequence of token ids, since this bundle has no tokenizer"
+        raise PromptError(
+            f"{name} = {shown(prompt)} (accepted: {'a text, or a sequence of token ids' if has_text else accepted})"
+        )
+    if {*map(type, items)} - {int}:
+        for place, item in enumerate(items):
+            if isinstance(item, bool) or not isinstance(item, numbers.Integral):
+                raise PromptError(f"{name}[{place}] = {shown(item)} (accepted: a token id, 0 to {limit - 1})")
+    ids = [int(item) for item in items]
+    bad = next((place for place, token_id in enumerate(ids) if not 0 <= token_id < limit), None)
+    if bad is not None:
+        raise PromptError(
+            f"{name}[{bad}]: token id {shown(ids[bad])} is not in the vocabulary (accepted: 0 to {limit - 1})"
+        )
+    return ids
+
+
+def _items(prompt: Any) -> list[Any] | None:
+    """Return the items of a sequence, an array or a tensor of one axis, as Python's own numbers; None for others."""
+    if isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray)):
+        return list(prompt)
     try:
         array = np.asarray(prompt)
     except (TypeError, ValueError):
-        array = np.asarray(None)
-    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-        raise PromptError(f"{name} = {shown(prompt)} (accepted: a text, or a sequence of token ids)")
-    ids = [int(token_id) for token_id in array]
-    bad = [token_id for token_id in ids if not 0 <= token_id < limit]
-    if bad:
-        raise PromptError(f"{name}: token id {bad[0]} is not in the vocabulary (accepted: 0 to {limit - 1})")
-    return ids
+        return None
+    return array.tolist() if array.ndim == 1 else None
 
 
 def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None, verify: str) -> LoadedModel:

@@ -19,7 +19,9 @@ def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, script, *args], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("page", ["index.md", "quickstart.md", "prompt-files.md", "python.md", "../README.md"])
+@pytest.mark.parametrize(
+    "page", ["index.md", "quickstart.md", "prompt-files.md", "tasks.md", "python.md", "../README.md"]
+)
 def test_the_examples_of_a_page_run_and_write_what_it_shows(page: str) -> None:
     if page == "python.md":
         pytest.importorskip("llguidance", reason="the page has grammars")

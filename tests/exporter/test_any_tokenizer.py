@@ -223,6 +223,14 @@ def test_ids_only_refuses_text_in_one_line(ids_only: Path) -> None:
                 PromptError, match=r"= 'text' \(accepted: a sequence of token ids, since .* no tokenizer\)"
             ):
                 call("text")
+        for prompt, fault in (([1.5], "1.5"), ([True], "True"), (["a"], "'a'")):
+            with pytest.raises(PromptError) as caught:
+                generator.generate(prompt)  # type: ignore[arg-type]  # as a caller may get it wrong
+            assert str(caught.value) == f"prompt[0] = {fault} (accepted: a token id, 0 to 319)"
+            with pytest.raises(PromptError, match="is not in the vocabulary"):
+                generator.tokenizer.decode(prompt)  # type: ignore[arg-type]  # as above
+        with pytest.raises(PromptError, match=r"^prompt = 5 \(accepted: a sequence of token ids, since this bundle"):
+            generator.generate(5)  # type: ignore[arg-type]  # as above
         with pytest.raises(PromptError, match="give token ids"):
             generator.tokenizer.encode("text")
         with pytest.raises(OptionError, match=r"stop = \(.a.,\) would have no effect: this bundle has no tokenizer"):

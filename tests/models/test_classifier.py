@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from classifiers import oracle, write_classifier
 from ortgpt_models import ClassifierConfig, GPTClassifier, ModelError, load_gpt, load_network
@@ -133,6 +134,39 @@ def test_labels_and_problem_type_have_the_defaults_of_transformers(
 
 
 @pytest.mark.parametrize(
+    "values",
+    [
+        {"id2label": {"0": "a", "1": "b"}, "num_labels": 3},
+        {"id2label": {"0": "a", "1": "b"}, "num_labels": 1},
+        {"id2label": {"0": "a", "1": "b"}, "num_labels": 2},
+        {"id2label": {"0": "a", "1": "b"}, "num_labels": 2.0},
+        {"id2label": {"0": "a", "1": "b"}, "_num_labels": 3},
+        {"id2label": {"0": "a", "5": "b"}, "num_labels": 3},
+        {"id2label": {"0": "a", "1": "a"}, "num_labels": 1},
+        {"id2label": {}, "num_labels": 2},
+    ],
+)
+def test_a_number_of_labels_beside_names_is_read_as_transformers_reads_it(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TEXT | {"model_type": "gpt2"} | values))
+    config = ClassifierConfig.from_dict(TEXT | values)
+    assert config is not None
+    assert dict(enumerate(config.labels)) == AutoConfig.from_pretrained(tmp_path).id2label
+
+
+def test_names_that_are_replaced_are_noted(tmp_path: Path) -> None:
+    write_classifier(tmp_path, "text")
+    edit(tmp_path, id2label={"0": "a", "1": "b"}, num_labels=3)
+    network, notes = load(tmp_path)
+    assert network.config.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert [note for note in notes if "num_labels" in note] == [
+        "model.safetensors: num_labels = 3 with 2 names in id2label; the labels are LABEL_0 to LABEL_2, as in "
+        "`transformers` 5"
+    ]
+
+
+@pytest.mark.parametrize(
     ("values", "reason"),
     [
         ({"problem_type": "ranking"}, "problem_type = 'ranking'"),
@@ -145,7 +179,11 @@ def test_labels_and_problem_type_have_the_defaults_of_transformers(
         ({"id2label": {"0": "a", "1": None}}, "a name that is neither a text nor a number"),
         ({"id2label": {"0": "a", "1": "b\ud800"}}, "which has half a character"),
         ({"id2label": {"0": "a", "1": "a"}}, "id2label names 'a' more than once"),
-        ({"id2label": {"0": "a", "1": "b"}, "num_labels": 3}, "num_labels = 3 with 2 names"),
+        ({"num_labels": 3.0}, r"num_labels = 3\.0 \(accepted: an integer from 1 to"),
+        ({"num_labels": 3.0, "id2label": {"0": "a", "1": "b"}}, r"num_labels = 3\.0"),
+        ({"num_labels": True, "id2label": {"0": "a"}}, "num_labels = True"),
+        ({"num_labels": "2", "id2label": {"0": "a", "1": "b"}}, "num_labels = '2'"),
+        ({"num_labels": 3, "id2label": ["a", "b"]}, r"id2label = \['a', 'b'\]"),
         ({"id2label": [], "problem_type": 1}, r"id2label = \[\].*; problem_type = 1"),
     ],
 )

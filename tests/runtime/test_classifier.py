@@ -169,7 +169,7 @@ def test_spans_that_are_unknown_are_none(of_tokens: ortgpt.Classifier) -> None:
         (["a", ""], ortgpt.PromptError, r"texts\[1\] is empty"),
         ([[]], ortgpt.PromptError, r"texts\[0\] is empty"),
         ([None], ortgpt.PromptError, r"texts\[0\] = None"),
-        ([[1], [300]], ortgpt.PromptError, r"texts\[1\]: token id 300 is not in the vocabulary"),
+        ([[1], [300]], ortgpt.PromptError, r"texts\[1\]\[0\]: token id 300 is not in the vocabulary"),
         ([[1.5]], ortgpt.PromptError, r"texts\[0\]"),
         (["a", [1] * 65], ortgpt.ContextLengthError, r"texts\[1\] has 65 tokens, more than the model's context of 64"),
     ],

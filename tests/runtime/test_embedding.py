@@ -181,7 +181,7 @@ def test_no_texts_give_no_rows(small: ortgpt.Generator) -> None:
         ({"texts": [[1], ""]}, PromptError, r"texts\[1\] is empty \(accepted: at least one token\)"),
         ({"texts": [[1], []]}, PromptError, r"texts\[1\] is empty"),
         ({"texts": [1, 2]}, PromptError, r"texts\[0\] = 1 \(accepted: a text, or a sequence of token ids\)"),
-        ({"texts": [[1], [300]]}, PromptError, r"texts\[1\]: token id 300 is not in the vocabulary"),
+        ({"texts": [[1], [300]]}, PromptError, r"texts\[1\]\[0\]: token id 300 is not in the vocabulary"),
         ({"texts": [[1], [1] * 65]}, ContextLengthError, r"texts\[1\] has 65 tokens, and the context is 64 tokens"),
         ({"pooling": "max"}, OptionError, r"pooling = 'max' \(accepted: last, mean, none\)"),
         ({"pooling": None}, OptionError, "pooling = None"),

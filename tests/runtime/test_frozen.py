@@ -21,6 +21,7 @@ from ortgpt.bundle.folder import BUILT_IN, open_bundle
 from ortgpt.cli.main import main
 from ortgpt.generator import load
 from ortgpt.ort.package import install_hint
+from ortgpt.tasks.form import FORMS
 from ortgpt.tools import bench
 from ortgpt.tools.doctor import diagnose
 
@@ -56,9 +57,10 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return runpy.run_path(str(hook_folder() / "hook-ortgpt.py"))
 
 
-def test_the_hook_packs_the_bundles_and_what_the_runtime_asks_of_distributions(hook: dict[str, Any]) -> None:
+def test_the_hook_packs_the_bundles_the_forms_and_what_the_runtime_asks_of_distributions(hook: dict[str, Any]) -> None:
     assert BUILT_IN.relative_to(PACKAGE) == Path("builtin")
-    assert "data of ortgpt/builtin" in hook["datas"]
+    assert FORMS.relative_to(PACKAGE) == Path("tasks/forms")
+    assert {"data of ortgpt/builtin", "data of ortgpt/tasks/forms"} <= {*hook["datas"]}
     for name in ("ortgpt", *diagnose().packages, *diagnose().wheels):
         assert f"metadata of {name}" in hook["datas"], name
 
@@ -66,7 +68,8 @@ def test_the_hook_packs_the_bundles_and_what_the_runtime_asks_of_distributions(h
 def test_each_data_file_of_the_runtime_is_one_that_the_hook_packs() -> None:
     others = [
         path for path in PACKAGE.rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc", ".typed") and not path.is_relative_to(BUILT_IN)
+        if path.is_file() and path.suffix not in (".py", ".pyc", ".typed")
+        and not path.is_relative_to(BUILT_IN) and path.parent != FORMS
     ]  # fmt: skip
     assert others == []
 

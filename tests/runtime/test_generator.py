@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import array
 import asyncio
 import gc
 import time
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import ortgpt
 from ortgpt import ClosedError, ContextLengthError, OptionError, PromptError, UnknownOptionError
@@ -127,19 +129,42 @@ def test_stop_strings_cut_the_text(small: ortgpt.Generator) -> None:
     [
         (None, "prompt = None"),
         (5, "prompt = 5"),
-        ([[1, 2]], "accepted: a text, or a sequence of token ids"),
-        ([1.5], "prompt = "),
-        ([True], "prompt = "),
-        (["a"], "prompt = "),
-        ([1, 300], "token id 300 is not in the vocabulary .*0 to 299"),
-        ([-1], "token id -1"),
+        ([[1, 2]], r"prompt\[0\] = \[1, 2\] \(accepted: a token id, 0 to 299\)$"),
+        ([1.5], r"prompt\[0\] = 1\.5 \(accepted: a token id, 0 to 299\)$"),
+        ([3, 2.0], r"prompt\[1\] = 2\.0 \("),
+        ([True], r"prompt\[0\] = True \("),
+        ([1, 2, False], r"prompt\[2\] = False \("),
+        ([np.int64(1), np.True_], r"prompt\[1\] = np\.True_ \("),
+        (["a"], r"prompt\[0\] = 'a' \("),
+        ([5, None], r"prompt\[1\] = None \("),
+        (np.array([3.0, 1.5]), r"prompt\[0\] = 3\.0 \("),
+        (np.array([True]), r"prompt\[0\] = True \("),
+        (torch.tensor([0.5]), r"prompt\[0\] = 0\.5 \("),
+        (np.array([[1]]), r"accepted: a text, or a sequence of token ids\)$"),
+        ({1: 2}, r"prompt = \{1: 2\} \(accepted: a text, or a sequence of token ids\)$"),
+        ([1, 300], r"prompt\[1\]: token id 300 is not in the vocabulary \(accepted: 0 to 299\)$"),
+        ([-1], r"prompt\[0\]: token id -1"),
+        ([10**30], r"prompt\[0\]: token id 10{30} is not in the vocabulary"),
         (b"bytes", "prompt = b'bytes'"),
-        ([[1], [1, 2]], "prompt = "),
+        ([[1], [1, 2]], r"prompt\[0\] = \[1\]"),
     ],
 )
 def test_bad_prompts_are_refused(small: ortgpt.Generator, prompt: Any, reason: str) -> None:
     with pytest.raises(PromptError, match=reason):
         small.generate(prompt)
+    with pytest.raises(PromptError, match=reason.replace("prompt", r"prompts\[1\]", 1)):
+        small.generate_batch([[1], prompt])
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda ids: array.array("i", ids)])
+def test_ids_of_any_integer_type_are_a_prompt(small: ortgpt.Generator, kind: Any) -> None:
+    expected = small.generate([5, 9, 2], max_new_tokens=4).token_ids
+    assert small.generate(kind([5, 9, 2]), max_new_tokens=4).token_ids == expected
+    mixed: list[Any] = [np.int32(5), 9, np.uint8(2)]
+    assert small.generate(mixed, max_new_tokens=4).token_ids == expected
+    assert small.generate(np.array([], np.int64), max_new_tokens=4).token_ids == small.generate(
+        "", max_new_tokens=4
+    ).token_ids  # fmt: skip
 
 
 def test_bad_calls_are_refused(small: ortgpt.Generator) -> None:

@@ -42,6 +42,9 @@ _ROOT = "transformer."
 _HEAD_FACTORS = "base_model.model.lm_head.lora_"
 # Keys of an adapter that was trained on the network without its head.
 _HEADLESS = re.compile(r"base_model\.model\.(h|wte|wpe|ln_f|tokens_embed|positions_embed)\.")
+# Heads of classifiers among an adapter's keys, by the name of their module, and what `peft` calls their task.
+_CLASSIFIER_HEAD = re.compile(r"base_model\.model\.(score|classifier)\.(.*\.)?weight")
+_CLASSIFIER_TASKS = {"SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification"}
 _MASKS = re.compile(rf"base_model\.model\.({re.escape(_ROOT)})?{MASK_BUFFERS.pattern}")
 _TOLERANCE = 1e-4
 
@@ -66,6 +69,7 @@ def merge_adapter(gpt: GPT, folder: Path) -> None:
     config = _read_config(folder)
     path = adapter_file(folder)
     stored = {key: tensor for key, tensor in open_tensor_file(path).items() if not _MASKS.fullmatch(key)}
+    _refuse_classifier(path, config, stored, "GPT2" if gpt.config.norm == PRE else "OpenAIGPT")
     try:
         with torch.random.fork_rng(devices=[]):  # new networks and adapters draw from the caller's random numbers
             state = _merged_state(gpt, config, stored)
@@ -97,6 +101,24 @@ def _read_config(folder: Path) -> Any:
         raise ExportError(f"{path}: {listed(faults)}")
     with _one_line_errors(path):
         return peft.PeftConfig.from_pretrained(str(folder))
+
+
+def _refuse_classifier(path: Path, config: Any, stored: Mapping[str, StoredTensor], family: str) -> None:
+    """Raise ExportError, which says how to merge it, for an adapter of a classifier: the network has no such head."""
+    named = {key: found[1] for key in stored if (found := _CLASSIFIER_HEAD.fullmatch(key))}
+    heads = [(name, stored[key].shape) for key, name in named.items() if len(stored[key].shape) == 2]
+    task = getattr(config.task_type, "value", config.task_type)
+    if not heads and task not in _CLASSIFIER_TASKS:
+        return
+    name, shape = heads[0] if heads else ("", ())
+    suffix = _CLASSIFIER_TASKS.get(task) or _CLASSIFIER_TASKS["SEQ_CLS" if name == "score" else "TOKEN_CLS"]
+    why = f"has the head {name} {tuple(shape)}" if heads else f"has the task_type {task}"
+    count = shape[0] if heads else "N"
+    call = f"PeftModel.from_pretrained({family}{suffix}.from_pretrained(BASE, num_labels={count}), ADAPTER)"
+    raise ExportError(
+        f"{path} {why}: it is the adapter of a classifier, and the base is a language model. Merge it into the base "
+        f"with peft, and export OUT: `{call}.merge_and_unload().save_pretrained(OUT)`"
+    )
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ortgpt.cli.id_text import as_prompt
 from ortgpt.cli.options import device_options, flag_mention, json_option
 from ortgpt.cli.report import diagnosis_lines, info_lines, info_values
 from ortgpt.cli.streams import json_text, printable, read_text, write_line
+from ortgpt.cli.task import task
 from ortgpt.cli.text import chat, generate
 from ortgpt.errors import OptionError, OrtGptError
 from ortgpt.generator import load
@@ -55,6 +57,11 @@ class _Main(click.Group):
             raise click.ClickException("standard output is closed; redirect it to /dev/null if you do not need it")
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            hint = _hint_at_dashes(error)
+            if not hint:
+                raise
+            raise click.UsageError(f"{error.message} {hint}", error.ctx) from None
         except OptionError as error:
             raise click.UsageError(printable(error.worded(flag_mention), kept="\n")) from error
         except KeyboardInterrupt:
@@ -80,6 +87,7 @@ main.add_command(generate)
 main.add_command(chat)
 main.add_command(classify)
 main.add_command(evaluate)
+main.add_command(task)
 
 
 @main.command()
@@ -160,6 +168,17 @@ def seal(bundle: Path) -> None:
     """Write the new hash of BUNDLE's generation_config.json into its manifest after an edit by hand."""
     changed = seal_bundle(bundle)
     click.echo(f"{bundle}: {', '.join(changed) or 'nothing'} changed", err=True)
+
+
+def _hint_at_dashes(error: click.NoSuchOption) -> str:
+    """Return how to give an argument that begins with a dash; nothing if what was given looks like a misspelt flag."""
+    if error.ctx is None or re.fullmatch(r"--[\w-]+", error.option_name):
+        return ""
+    options, *arguments = error.ctx.command.collect_usage_pieces(error.ctx)
+    if not arguments:
+        return ""
+    usage = " ".join([error.ctx.command_path, options, *arguments[:-1], "--", *arguments[-1:]])
+    return f"An argument that begins with - goes last, after --: {usage}"
 
 
 def _entry_points() -> list[importlib.metadata.EntryPoint]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from ortgpt.cli.streams import read_argument, read_text
 from ortgpt.errors import Mention, OptionError, shown
 from ortgpt.options.generation_options import OPTIONS
 from ortgpt.options.option import Flag, Option
+from ortgpt.tasks.options import COMMAND_OPTIONS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -29,6 +30,11 @@ def chat_options(command: Command) -> Command:
     return _add_flags(command, lambda flag: flag.in_chat)
 
 
+def task_options(command: Command) -> Command:
+    """Add the flags of the options that `ortgpt task` can have."""
+    return _add_flags(command, lambda flag: True, {name: OPTIONS[name] for name in COMMAND_OPTIONS})
+
+
 def device_options(command: Command) -> Command:
     """Add --device and --threads."""
     threads = click.option(
@@ -43,8 +49,8 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")(command)
 
 
-def _add_flags(command: Command, wanted: Callable[[Flag], bool]) -> Command:
-    flags = [(name, option, flag) for name, option in OPTIONS.items() for flag in option.flags if wanted(flag)]
+def _add_flags(command: Command, wanted: Callable[[Flag], bool], options: Mapping[str, Option] = OPTIONS) -> Command:
+    flags = [(name, option, flag) for name, option in options.items() for flag in option.flags if wanted(flag)]
     for name, option, flag in reversed(flags):
         command = _click_option(name, option, flag)(command)
     return command

@@ -18,13 +18,13 @@ _TOKENIZERS = {
 
 
 def info_values(bundle: Bundle) -> dict[str, Any]:
-    """Return what `ortgpt info --json` writes: model, precision, source, files, and how the graph was verified."""
+    """Return what `ortgpt info --json` writes: task, model, precision, source, files, and how it was verified."""
     shape = {name: getattr(bundle.config, name) for name in ("n_layer", "n_head", "n_positions", "vocab_size")}
     values = dataclasses.asdict(bundle.manifest)
     sizes = {name: entry["size"] for name, entry in values.pop("files").items()}
     sums = {"size_bytes": sum(sizes.values()), "file_sizes_bytes": sizes}
     labels = {} if bundle.labels is None else dataclasses.asdict(bundle.labels)
-    return {"path": str(bundle.path), **shape, **labels, **values, **sums}
+    return {"path": str(bundle.path), "task": values.pop("task"), **labels, **shape, **values, **sums}
 
 
 def info_lines(bundle: Bundle) -> list[str]:
@@ -34,8 +34,11 @@ def info_lines(bundle: Bundle) -> list[str]:
     parameters = ", ".join(f"{key} {_shown(value)}" for key, value in precision.parameters.items())
     head = "" if config.tie_word_embeddings else ", a head that is not the token embedding"
     norm = ", post-norm" if manifest.architecture.norm == Norm.POST else ""
-    facts = {
-        "bundle": str(bundle.path),
+    facts = {"bundle": str(bundle.path), "task": manifest.task}
+    if bundle.labels is not None:
+        facts["task"] += f", {bundle.labels.problem_type.replace('_', ' ')}"
+        facts["labels"] = f"{len(bundle.labels.labels):,} ({_some([*bundle.labels.labels])})"
+    facts |= {
         "model": f"{config.n_layer} layers, {config.n_head} heads, context {config.n_positions:,}, "
         f"vocabulary {config.vocab_size:,} ({manifest.masked_tokens:,} masked){head}{norm}",
         "weights": f"{precision.dtype}, recipe {precision.recipe}{parameters and f' ({parameters})'}",
@@ -45,9 +48,6 @@ def info_lines(bundle: Bundle) -> list[str]:
         "onnxruntime": f"{manifest.minimum_onnxruntime} or newer",
         "size in bytes": f"{sum(entry.size for entry in manifest.files.values()):,}",
     }
-    if bundle.labels is not None:
-        names, kind = bundle.labels.labels, bundle.labels.problem_type.replace("_", " ")
-        facts["labels"] = f"{len(names):,} ({_some([*names])}), {manifest.task}, {kind}"
     if manifest.tokenizer.kind in _TOKENIZERS:
         facts["tokenizer"] = _TOKENIZERS[manifest.tokenizer.kind]
     facts |= {f"  {name}": f"{entry.size:,}" for name, entry in manifest.files.items()}

@@ -5,6 +5,8 @@ Randomness comes in as a numpy Generator. Knows no model, no text and no options
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -79,7 +81,7 @@ def greedy(logits: Floats) -> int:
     return int(logits.argmax())
 
 
-def largest(logits: Floats, k: int) -> Ids:
+def largest(logits: npt.NDArray[np.floating[Any]], k: int) -> Ids:
     """Return the ids of the k largest values and of those equal to the k-th, largest first, the lowest id among equals.
 
     Block-wise maxima leave few values to look at when k is small.

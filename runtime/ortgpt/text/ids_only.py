@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
@@ -32,7 +33,8 @@ class IdsOnly(Tokenizer):
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the empty text."""
         for token_id in self._checked_ids(token_ids):
-            if not 0 <= token_id < self._vocab_size:
+            is_id = isinstance(token_id, numbers.Integral) and not isinstance(token_id, bool)
+            if not is_id or not 0 <= token_id < self._vocab_size:
                 raise self._unknown_id(token_id)
         return ""
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ortgpt.bundle.files import read_text
 from ortgpt.contract import TokenizerKind
-from ortgpt.errors import BundleError, OrtGptError, PromptError
+from ortgpt.errors import BundleError, OrtGptError, PromptError, shown
 from ortgpt.native_call import native_call
 from ortgpt.text.bpe_files import byte_of_letter
 from ortgpt.text.decoders import are_bytes, byte_run_ids, depends_on_neighbours_only
@@ -81,8 +81,27 @@ class JsonTokenizer(Tokenizer):
         self._check_text(text)
         text = without_halves(text)
         what = "the tokenizer cannot encode this text"
-        ids: list[int] = _run(lambda: tokenizer.encode(text, add_special_tokens=surrounded).ids, PromptError, what)
+        try:
+            ids: list[int] = _run(lambda: tokenizer.encode(text, add_special_tokens=surrounded).ids, PromptError, what)
+        except PromptError as error:
+            raise self._without_token(tokenizer, text) or error from None
         return ids
+
+    def _without_token(self, tokenizer: Any, text: str) -> PromptError | None:
+        """Return the error that names the first piece of a text that has no token; None if each has one.
+
+        A vocabulary of characters or words often has no token for what is unknown to it.
+        """
+        piece = next((each for each in _pieces(tokenizer, text) if not _has_tokens(tokenizer, each)), None)
+        if piece is None:
+            return None
+        at = text.find(piece)
+        place = f", at character {at} of the text" if at >= 0 else ""
+        tokens = sorted(self._tokens.values())
+        accepted = f"the {len(tokens):,} tokens of the vocabulary, which has none for unknown ones"
+        if all(len(token) == 1 for token in tokens):
+            accepted = f"its {len(tokens):,} characters, {shown(''.join(tokens))}"
+        return PromptError(f"the tokenizer has no token for {shown(piece)}{place} (accepted: {accepted})")
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of `token_ids`, special tokens included; an id without a token adds nothing."""
@@ -167,6 +186,24 @@ def _build(text: str, source: str) -> Any:
         built.no_truncation()
         built.no_padding()
     return built
+
+
+def _pieces(tokenizer: Any, text: str) -> list[str]:
+    """Return what the model of a tokenizer is given of a text: normalised, and split."""
+    with native_call:
+        if tokenizer.normalizer is not None:
+            text = tokenizer.normalizer.normalize_str(text)
+        if tokenizer.pre_tokenizer is None:
+            return [text]
+        return [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+
+
+def _has_tokens(tokenizer: Any, piece: str) -> bool:
+    try:
+        _run(lambda: tokenizer.model.tokenize(piece), PromptError, "")
+    except PromptError:
+        return False
+    return True
 
 
 def _run(job: Callable[[], _Result], kind: type[OrtGptError], what: str) -> _Result:

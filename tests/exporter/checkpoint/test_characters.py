@@ -13,6 +13,7 @@ import torch
 
 import ortgpt
 from ortgpt import PromptError
+from ortgpt.errors import shown
 from ortgpt_exporter import CheckpointSource, ExportError, export_bundle
 from ortgpt_exporter.checkpoint.characters import read_characters
 from ortgpt_models import GPT, GPTConfig
@@ -54,8 +55,15 @@ def test_ids_are_those_of_nanogpt(tmp_path: Path) -> None:
     assert files.tokenizer.decode(ids) == "".join(values["itos"][token_id] for token_id in ids) == TEXT
     stream = files.tokenizer.stream(ids[:3])
     assert [stream.push(token_id) for token_id in ids[3:]] == list(TEXT[3:])
-    with pytest.raises(PromptError, match="cannot encode this text"):
-        files.tokenizer.encode("Ж")
+    characters = "".join(sorted(values["stoi"]))
+    for text, character, place in (("Ж", "Ж", 0), (f"It{TEXT}ß Ж", "ß", 2 + len(TEXT)), ("It is 5", "5", 6)):
+        assert character not in characters
+        with pytest.raises(PromptError) as caught:
+            files.tokenizer.encode(text)
+        assert str(caught.value) == (
+            f"the tokenizer has no token for {character!r}, at character {place} of the text "
+            f"(accepted: its {len(characters)} characters, {shown(characters)})"
+        )
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         (tmp_path / "meta.pkl").write_bytes(pickle.dumps(values, protocol))
         assert read_characters(tmp_path / "meta.pkl").vocab == values["stoi"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, EvaConfig, LoraConfig, PeftModel, PeftType, get_peft_model
 from peft.tuners.lora.layer import Linear
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GPT2LMHeadModel, GPT2Model
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, GPT2LMHeadModel, GPT2Model
 
 from ortgpt_exporter import ExportError
 from ortgpt_exporter.checkpoint.lora import ADAPTER_TYPES, adapter_file, merge_adapter
-from ortgpt_models import GPT, ModelError, load_gpt, save_gpt
+from ortgpt_models import GPT, GPTClassifier, ModelError, load_gpt, load_network, save_gpt
 from support import random_model
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:::(peft|transformers)\..*")  # they warn of odd settings
@@ -454,3 +456,43 @@ def test_nothing_is_printed(base: Path, tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, base, tmp_path], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "openai-gpt"])
+@pytest.mark.parametrize("kind", ["SEQ_CLS", "TOKEN_CLS", "no task_type"])
+def test_a_classifiers_adapter_is_told_how_to_be_merged(kind: str, family: str, tmp_path: Path) -> None:
+    if (kind, family) == ("TOKEN_CLS", "openai-gpt"):
+        pytest.skip("transformers has no such class")
+    special = {} if family == "openai-gpt" else {"bos_token_id": 0, "eos_token_id": 0}
+    shape = {key: value for key, value in SHAPE.items() if not key.endswith("token_id")} | special
+    random_model(11, family, **shape).save_pretrained(tmp_path / "base")
+    prefix, suffix = ("GPT2" if family == "gpt2" else "OpenAIGPT"), "SequenceClassification"
+    classes = AutoModelForSequenceClassification
+    if kind == "TOKEN_CLS":
+        classes, suffix = AutoModelForTokenClassification, "TokenClassification"
+    adapted = adapt(classes.from_pretrained(tmp_path / "base", num_labels=3), task_type=None if "no" in kind else kind,
+                    target_modules=["c_attn"], modules_to_save=["classifier", "score"])  # fmt: skip
+    adapted.save_pretrained(tmp_path / "adapter")
+    message = refusal(tmp_path / "base", tmp_path / "adapter")
+    call = f"PeftModel.from_pretrained({prefix}For{suffix}.from_pretrained(BASE, num_labels=3), ADAPTER)"
+    assert "it is the adapter of a classifier, and the base is a language model" in message
+    assert f"`{call}.merge_and_unload().save_pretrained(OUT)`" in message
+    assert f"has the head {'score' if 'Seq' in suffix else 'classifier'} (3, 24)" in message
+    # What it says works, and gives what the adapter gives.
+    names = {"BASE": tmp_path / "base", "ADAPTER": tmp_path / "adapter", "OUT": tmp_path / "out"}
+    eval(re.findall("`(.*)`", message)[0], vars(transformers) | {"PeftModel": PeftModel} | names)
+    network = load_network(tmp_path / "out")
+    assert isinstance(network, GPTClassifier)
+    with torch.no_grad():
+        ids = torch.arange(9)[None] * 13 % 60
+        expected = adapted(ids).logits  # (1, labels) of the last token, or (1, tokens, labels)
+        found = network(ids)
+    assert (found if expected.dim() == 3 else found[:, -1]).sub(expected).abs().max() < 1e-4
+
+
+def test_a_classifiers_adapter_without_its_head_is_told_by_its_task(base: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path)
+    edit(tmp_path, task_type="SEQ_CLS")
+    message = refusal(base, tmp_path)
+    assert "has the task_type SEQ_CLS: it is the adapter of a classifier" in message
+    assert "from_pretrained(BASE, num_labels=N)" in message

@@ -170,8 +170,11 @@ def test_other_commands_name_this_one(text_classifier: Exported, small_bundle: P
 
 def test_info_says_the_labels(text_classifier: Exported) -> None:
     text = CliRunner().invoke(main, ["info", str(text_classifier.bundle)]).stdout
-    assert "3 (bad, fair, good), text-classification, single label classification" in text
+    _, task, labels, *_ = (line.split(maxsplit=1) for line in text.splitlines())
+    assert task == ["task", "text-classification, single label classification"]
+    assert labels == ["labels", "3 (bad, fair, good)"]
     values = json.loads(CliRunner().invoke(main, ["info", "--json", str(text_classifier.bundle)]).stdout)
+    assert [*values][:4] == ["path", "task", "labels", "problem_type"]
     assert (values["task"], values["labels"]) == ("text-classification", ["bad", "fair", "good"])
 
 

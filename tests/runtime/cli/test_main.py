@@ -86,6 +86,7 @@ def test_info(small_bundle: Path) -> None:
         path.stat().st_size for path in small_bundle.iterdir() if path.name != "ortgpt.json"
     )
     text = run("info", small_bundle).stdout
+    assert text.splitlines()[1].split() == ["task", "text-generation"]
     for part in (
         "2 layers, 4 heads, context 64",
         "float32",
@@ -260,3 +261,37 @@ def test_a_nanogpt_file_by_the_command_line(tmp_path: Path) -> None:
     assert found["token_ids"] == standin.greedy(prompt, 9)
     alone = run("export", checkpoint, "-o", tmp_path / "again")
     assert (alone.exit_code, "--tokenizer" in alone.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage"),
+    [
+        (["generate", "austen", "-1"], "generate [OPTIONS] BUNDLE -- [PROMPT]"),
+        (["generate", "austen", "-1 and more"], "generate [OPTIONS] BUNDLE -- [PROMPT]"),
+        (["generate", "austen", "--and more"], "generate [OPTIONS] BUNDLE -- [PROMPT]"),
+        (["chat", "austen", "-1"], "chat [OPTIONS] BUNDLE -- [PROMPT]"),
+        (["classify", "bundle", "a text", "-b"], "classify [OPTIONS] BUNDLE -- [TEXT]..."),
+        (["task", "austen", "qa", "-1?"], "task [OPTIONS] BUNDLE FORM -- [TEXT]"),
+        (["score", "austen", "-file"], "score [OPTIONS] BUNDLE -- [FILE]"),
+        (["info", "-bundle"], "info [OPTIONS] -- BUNDLE"),
+    ],
+)
+def test_an_argument_that_looks_like_a_flag_is_told_how_to_be_given(arguments: list[str], usage: str) -> None:
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1].endswith(f"An argument that begins with - goes last, after --: main {usage}")
+
+
+def test_after_two_dashes_any_text_is_a_prompt() -> None:
+    with ortgpt.load("austen") as generator:
+        for text in ("-1", "--top-k", "-h"):
+            result = run("generate", "austen", "--max-new-tokens", "3", "--", text)
+            assert (result.exit_code, result.stdout) == (0, generator.generate(text, max_new_tokens=3).text + "\n")
+
+
+def test_a_misspelt_flag_is_no_argument() -> None:
+    for arguments in (["generate", "austen", "--topk", "3"], ["doctor", "-x"]):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert "after --" not in result.stderr
+    assert "--top-k" in run("generate", "austen", "--topk", "3").stderr

@@ -168,7 +168,7 @@ def test_lines_of_an_openai_batch_file(small_bundle: Path, small: ortgpt.Generat
         ({"custom_id": "r", "method": "GET", "body": {"prompt": "a"}}, "method = 'GET'"),
         ({"custom_id": "r", "body": []}, "body = []"),
         ({"custom_id": "r", "body": {}}, 'no "prompt" in body'),
-        ({"custom_id": "r", "body": {"prompt": ["a", "b"]}}, "prompt = ['a', 'b']"),
+        ({"custom_id": "r", "body": {"prompt": ["a", "b"]}}, "prompt[0] = 'a' (accepted: a token id, 0 to 299)"),
         ({"custom_id": "r", "body": {"prompt": "a", "best_of": 3}}, "unknown option best_of"),
         ({"custom_id": "r", "body": {"prompt": "a", "stream": True}}, "unknown option stream"),
         ({"custom_id": "r", "body": {"prompt": "a", "max_tokens": 3, "max_new_tokens": 3}}, "another name of max_new"),
