@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ortgpt.contract import File, TokenizerKind
 from ortgpt_exporter.adapter_settings import AdapterSettings
 from ortgpt_exporter.checkpoint.load import Checkpoint, CheckpointSource, load_checkpoint
 from ortgpt_exporter.checkpoint.lora import ADAPTER_FILES, as_transformers
+from ortgpt_exporter.checkpoint.tokenizer_folder import TokenizerFiles
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.portable_files import portable_files
 from ortgpt_models.gpt import GPT
@@ -65,30 +66,26 @@ def open_starting_point(
     return StartingPoint(
         adapted or gpt,
         n_positions=gpt.config.n_positions,
-        encode=_Encoder(checkpoint, on_note),
+        encode=_Encoder(checkpoint.tokenizer_files, on_note),
         end_of_text_id=gpt.config.eos_token_id,
-        write=adapted.write if adapted else _Writer(gpt, checkpoint),
+        write=adapted.write if adapted else _Writer(gpt, replace(checkpoint, gpt=gpt)),
         sha256=_digest(checkpoint, gpt, adapter),
         record=_record(checkpoint, adapter),
         learning_rate=FINE_TUNING_RATE if adapter is None else LORA_RATE,
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Encoder:
     """Encodes texts with the checkpoint's tokenizer, and notes how many tokens of a text it does not know."""
 
-    checkpoint: Checkpoint
+    files: TokenizerFiles
     on_note: Callable[[str], None]
-    unknown_id: int | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        files = self.checkpoint.tokenizer_files
-        self.unknown_id = files.vocab.get(files.roles.get("unk_token", ""))
 
     def __call__(self, text: str) -> list[int]:
-        ids = self.checkpoint.tokenizer_files.tokenizer.encode(text)
-        unknown = 0 if self.unknown_id is None else ids.count(self.unknown_id)
+        ids = self.files.tokenizer.encode(text)
+        unknown_id = self.files.vocab.get(self.files.roles.get("unk_token", ""))
+        unknown = 0 if unknown_id is None else ids.count(unknown_id)
         if unknown:
             self.on_note(f"the tokenizer does not know {unknown:,} of the {len(ids):,} tokens of a text")
         return ids
@@ -96,7 +93,7 @@ class _Encoder:
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes a trained network with the tokenizer and the generation defaults of its checkpoint."""
+    """Writes a trained network with the tokenizer, the generation defaults and the licence of its checkpoint."""
 
     gpt: GPT
     checkpoint: Checkpoint
@@ -108,6 +105,9 @@ class _Writer:
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
         defaults = {key: value for key, value in self.checkpoint.generation_config.items() if value != []}
         write_json(folder, {File.GENERATION_CONFIG: defaults})
+        if self.checkpoint.source.licence is not None:  # the export takes it from here
+            card = f"---\nlicense: {self.checkpoint.source.licence}\n---\nTrained from {self.checkpoint.source.id}.\n"
+            (folder / "README.md").write_text(card, encoding="utf-8", newline="\n")
 
 
 class _Adapted(nn.Module):

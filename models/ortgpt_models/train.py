@@ -22,7 +22,7 @@ from ortgpt_models.errors import ModelError
 from ortgpt_models.progress import OnProgress, Progress
 from ortgpt_models.starting_point import StartingPoint, from_scratch, write_json
 from ortgpt_models.training_config import TrainingConfig
-from ortgpt_models.training_device import check_bfloat16, choose_device
+from ortgpt_models.training_device import choose_device
 from ortgpt_models.training_state import TrainingState
 
 RECORD_FILE = "training.json"
@@ -70,10 +70,8 @@ def train(
     """
     refuse_existing(out)
     config = config.resolved() if start is None else config.resolved_from(start.n_positions, start.learning_rate)
-    device = choose_device(config.device)
+    device = choose_device(config.device, bfloat16=config.bfloat16)
     config = replace(config, device=device.type)
-    if config.bfloat16:
-        check_bfloat16(device)
     read = read_texts(texts, held_out)
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
         torch.manual_seed(config.seed)

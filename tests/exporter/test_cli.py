@@ -111,12 +111,21 @@ def test_train_refuses_what_does_not_fit_in_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
-def test_train_refuses_an_existing_folder_before_it_loads_a_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_train_refuses_what_it_can_before_it_loads_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(["train", str(tmp_path / "no.txt"), "-o", str(tmp_path), "--from", "no/such.pt"])
-    assert "already exists; nothing was written" in capsys.readouterr().err
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    for words, message in (
+        ([str(text), "-o", str(tmp_path)], "already exists; nothing was written"),
+        ([str(tmp_path / "no.txt"), "-o", str(tmp_path / "out")], "No such file"),
+        ([str(text), "-o", str(tmp_path / "out"), "--device", "cuda"], "finds no GPU"),
+        ([str(text), "-o", str(tmp_path / "out"), "--held-out", str(tmp_path / "no.txt")], "No such file"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["train", *words, "--from", "no/such.pt"])
+        assert message in capsys.readouterr().err
 
 
 def test_train_writes_the_loss_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

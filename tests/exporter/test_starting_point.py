@@ -72,6 +72,7 @@ def test_a_checkpoint_is_trained_further_and_keeps_its_tokenizer_and_defaults(te
     base = write_checkpoint(tmp_path / "base", vocab_size=301, resid_pdrop=0.0)
     (base / "special_tokens_map.json").write_text('{"pad_token": "<|pad|>"}', encoding="utf-8")
     (base / "generation_config.json").write_text('{"eos_token_id": [0, 7], "temperature": 0.5}', encoding="utf-8")
+    (base / "README.md").write_text("---\nlicense: cc0-1.0\n---\n", encoding="utf-8")
     before = {path.name: path.read_bytes() for path in base.iterdir()}
     out = tmp_path / "out"
     result = trained(base, text, out)
@@ -100,6 +101,7 @@ def test_a_checkpoint_is_trained_further_and_keeps_its_tokenizer_and_defaults(te
     assert again.tokenizer_files.vocab == first.tokenizer_files.vocab
     assert again.tokenizer_files.kind == first.tokenizer_files.kind
     assert again.generation_config == first.generation_config
+    assert again.source.licence == "cc0-1.0"
     export_bundle(out, tmp_path / "bundle")
     with ortgpt.load(tmp_path / "bundle") as generator:
         assert generator.tokenizer.encode("It is a truth universally") == ids[0].tolist()

@@ -56,12 +56,17 @@ def train(texts: tuple[Path, ...], out: Path, held_out: Path | None, checkpoint:
     """
     with one_line_errors():
         from ortgpt_models.atomic_folder import refuse_existing
+        from ortgpt_models.corpus import read_texts
         from ortgpt_models.train import train as train_network
+        from ortgpt_models.training_device import choose_device
 
-        refuse_existing(out)
         adapter = AdapterSettings(**{name: options.pop(name) for name in _ADAPTER})
         source = {name: options.pop(name) for name in _SOURCE}
         config = TrainingConfig(**options)
+        # These fail before a checkpoint is downloaded, not after it.
+        refuse_existing(out)
+        choose_device(config.device, bfloat16=config.bfloat16)
+        read_texts(texts, held_out)
         with progress_bar("train") as bar:
             result = train_network(
                 texts,
