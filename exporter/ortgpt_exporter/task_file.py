@@ -25,6 +25,8 @@ class LabelledRow:
     """Its line in the file."""
     asked: ClassifierInput
     """The text, pair or choices."""
+    text: str
+    """The line itself."""
     label: Any
     """What `read_label` of read_labelled_rows() returned."""
 
@@ -54,7 +56,8 @@ def read_labelled_rows(path: Path, reader: InputReader, read_label: Callable[[Ta
             continue
         try:
             row = _parsed(line)
-            rows.append(LabelledRow(line=number, asked=_as_input(reader, row, "the row"), label=read_label(row)))
+            asked = _as_input(reader, row, "the row")
+            rows.append(LabelledRow(line=number, asked=asked, text=line, label=read_label(row)))
         except (PromptError, ContextLengthError) as error:
             faults.append(f"line {number}: {error}")
     if faults:

@@ -84,16 +84,16 @@ class InputReader:
         task = self._finetuning_task
         if task == FineTuning.MULTIPLE_CHOICE:
             raise PromptError(
-                f"{name} = {shown(text)} has no choices, and this bundle ranks choices (accepted: a context and a list "
-                "of choices, by choose() or by a row with both)"
+                f"{name} = {shown(text)} has no choices, and this classifier ranks choices (accepted: a context and a "
+                "list of choices, by choose() or by a row with both)"
             )
         if is_pair(text):
             first, second = text
             return self._checked(name, *self._pair_rows(str(first), str(second), name))
         if task == FineTuning.SIMILARITY or (task in _OF_PAIRS and isinstance(text, str)):
             raise PromptError(
-                f"{name} = {shown(text)} is not a pair, and this bundle reads pairs, for {task} (accepted: a tuple of "
-                "two texts)"
+                f"{name} = {shown(text)} is not a pair, and this classifier reads pairs, for {task} (accepted: a tuple "
+                "of two texts)"
             )
         ids = prompt_ids(text, self._tokenizer, self._limit, name)
         if not isinstance(text, str):
@@ -112,7 +112,7 @@ class InputReader:
     def read_choices(self, context: str, choices: Iterable[str], name: str) -> ClassifierInput:
         """Read a context and its choices, which messages call `name`; raises as read() does."""
         if self._finetuning_task != FineTuning.MULTIPLE_CHOICE:
-            raise PromptError(f"{name} has choices, and this bundle gives labels (accepted: what classify() takes)")
+            raise PromptError(f"{name} has choices, and this classifier gives labels (accepted: what classify() takes)")
         if not isinstance(context, str):
             raise PromptError(f"{name}: context = {shown(context)} (accepted: a text)")
         given = [choices] if isinstance(choices, str) or not isinstance(choices, Iterable) else [*choices]
@@ -144,7 +144,8 @@ class InputReader:
         pair = None if self._template is None else self._template.pair
         if pair is None or self._labels_tokens or self._finetuning_task == FineTuning.CLASSIFICATION:
             raise PromptError(
-                f"{name} is a pair, and this bundle labels single texts (accepted: a text, or a sequence of token ids)"
+                f"{name} is a pair, and this classifier labels single texts (accepted: a text, or a sequence of token "
+                "ids)"
             )
         return pair
 

@@ -176,7 +176,7 @@ def test_several_labels_and_values(tmp_path: Path) -> None:
     [
         (["text", "--input", "x.txt"], "TEXT cannot be combined with --input"),
         (["text", "--pair", "a", "b"], "TEXT cannot be combined with --pair"),
-        (["--pair", "a", "b"], "--pair is a pair, and this bundle labels single texts"),
+        (["--pair", "a", "b"], "--pair is a pair, and this classifier labels single texts"),
         (["text", "--input-format", "text"], "--input-format needs --input"),
         (["--input", "missing.txt"], "missing.txt: No such file"),
         (["text", "--device", "tpu"], "--device = 'tpu'"),
