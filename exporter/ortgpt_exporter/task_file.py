@@ -39,7 +39,7 @@ def is_json_lines(path: str | Path) -> bool:
 def read_task_row(reader: InputReader, line: str, name: str) -> ClassifierInput:
     """Return what a line of JSON asks about. Raises PromptError or ContextLengthError, which name it."""
     try:
-        return _as_input(reader, _parsed(line), "the row")
+        return _as_input(reader, _parsed(line))
     except (PromptError, ContextLengthError) as error:
         raise error.at(name) from None
 
@@ -56,7 +56,7 @@ def read_labelled_rows(path: Path, reader: InputReader, read_label: Callable[[Ta
             continue
         try:
             row = _parsed(line)
-            asked = _as_input(reader, row, "the row")
+            asked = _as_input(reader, row)
             rows.append(LabelledRow(line=number, asked=asked, text=line, label=read_label(row)))
         except (PromptError, ContextLengthError) as error:
             faults.append(f"line {number}: {error}")
@@ -79,10 +79,10 @@ def _parsed(line: str) -> TaskRow:
     return read_row(value)
 
 
-def _as_input(reader: InputReader, row: TaskRow, name: str) -> ClassifierInput:
+def _as_input(reader: InputReader, row: TaskRow) -> ClassifierInput:
     if row.has_choices:
-        return reader.read_choices(row.context, row.choices, name)
+        return reader.read_choices(row.context, row.choices, "the row")
     for key, value in zip(row.keys, row.text if row.is_pair else (row.text,), strict=True):
         if not isinstance(value, str) or not value.strip():
             raise PromptError(f"{key} = {shown(value)} (accepted: a text that is not blank)")
-    return reader.read(row.text, name)
+    return reader.read(row.text, "the row" if row.is_pair else row.keys[0])
