@@ -111,7 +111,8 @@ def finetune_checkpoint(
         with write_folder(out) as folder:
             _write_checkpoint(result, tokens, checkpoint, folder / CHECKPOINT)
             lines = _held_out_lines(rows, measured, values)
-            bundle = _export(folder, dtype, lines, on_progress)
+            told = {*checkpoint.notes}
+            bundle = _export(folder, dtype, lines, on_progress, lambda note: None if note in told else on_note(note))
             record = _record(task, checkpoint, data, held_out, config, values, result)
             for name, each in ((LOSSES, asdict(result.losses)), (RECORD, record)):
                 (folder / name).write_text(json.dumps(each, indent=2) + "\n", encoding="utf-8", newline="\n")
@@ -189,7 +190,9 @@ def _write_checkpoint(result: FineTuningResult, tokens: TaskTokenizer, checkpoin
     tokens.write(folder, checkpoint.tokenizer_files, result.classifier.gpt.config.n_positions)
 
 
-def _export(folder: Path, dtype: str, lines: Sequence[str], on_progress: OnProgress) -> Bundle:
+def _export(
+    folder: Path, dtype: str, lines: Sequence[str], on_progress: OnProgress, on_note: Callable[[str], None]
+) -> Bundle:
     """Export the checkpoint in a folder; quantisation is measured on the held-out lines if there are enough."""
     with tempfile.TemporaryDirectory() as scratch:
         quantization = None
@@ -203,7 +206,7 @@ def _export(folder: Path, dtype: str, lines: Sequence[str], on_progress: OnProgr
             dtype=dtype,
             quantization=quantization,
             on_progress=on_progress,
-            on_note=lambda note: None,  # the checkpoint is ours
+            on_note=on_note,
         )
 
 

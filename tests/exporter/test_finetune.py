@@ -31,7 +31,7 @@ def run(*arguments: object) -> Result:
 
 
 def rows_of(task: str, count: int = 40) -> list[dict[str, Any]]:
-    draw, made = random.Random(0), []
+    draw, made = random.Random(0), list[dict[str, Any]]()
     for number in range(count):
         first, second = (" ".join(draw.choices(WORDS, k=draw.randint(1, 5))) for _ in range(2))
         if task == "classification":

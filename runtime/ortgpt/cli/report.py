@@ -47,7 +47,8 @@ def info_lines(bundle: Bundle) -> list[str]:
     }
     if bundle.labels is not None:
         names, kind = bundle.labels.labels, bundle.labels.problem_type.replace("_", " ")
-        facts["labels"] = f"{len(names):,} ({_some([*names])}), {manifest.task}, {kind}"
+        task = ", ".join(filter(None, (manifest.task, bundle.labels.finetuning_task)))
+        facts["labels"] = f"{len(names):,} ({_some([*names])}), {task}, {kind}"
     if manifest.tokenizer.kind in _TOKENIZERS:
         facts["tokenizer"] = _TOKENIZERS[manifest.tokenizer.kind]
     facts |= {f"  {name}": f"{entry.size:,}" for name, entry in manifest.files.items()}
