@@ -102,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("novels", type=Path, help="a folder of *.txt, each a novel")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the folder to write the sets into")
-    parser.add_argument("--rows", type=int, default=1000, help="rows of each set (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=600, help="rows of each set (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice (default: %(default)s)")
     options = parser.parse_args()
     novels = {path.stem: read_paragraphs(path) for path in sorted(options.novels.glob("*.txt"))}

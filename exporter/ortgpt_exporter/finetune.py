@@ -18,7 +18,7 @@ from ortgpt.task_rows import ANSWER, LABEL, TaskRow
 from ortgpt_exporter.checkpoint.load import Checkpoint, CheckpointSource, load_checkpoint
 from ortgpt_exporter.checkpoint.task_tokens import TaskTokenizer, task_tokenizer
 from ortgpt_exporter.errors import ExportError
-from ortgpt_exporter.export import export_bundle
+from ortgpt_exporter.export import ExportFormat, export_bundle
 from ortgpt_exporter.loss_plot import plot_losses
 from ortgpt_exporter.portable_files import tokenizer_json
 from ortgpt_exporter.quantization.request import BITS, Quantization
@@ -32,7 +32,6 @@ from ortgpt_models.progress import OnProgress
 from ortgpt_models.task_data import TaskData, make_task_data
 
 CHECKPOINT, BUNDLE, LOSSES, RECORD = "checkpoint", "bundle", "losses.json", "training.json"
-DTYPES = (DType.FLOAT32, DType.FLOAT16, *BITS)
 _MIN_MEASURED = 16  # held-out rows that quantisation is measured on; with fewer, it is on random tokens
 _CUTS = {
     FineTuning.CLASSIFICATION: "their texts lose the end",
@@ -73,9 +72,10 @@ def finetune_checkpoint(
     `out` appears whole or not at all, with the folders `checkpoint` and `bundle` (of `dtype`), losses.json and
     training.json. `plot` is a file for a drawing of the losses. After an interruption, the same call goes on from the
     state in `out`.training. Raises ExportError for data or a checkpoint that cannot be used, ModelError,
-    FileExistsError if `out` exists, or another OSError.
+    OptionError, FileExistsError if `out` exists, or another OSError.
     """
     refuse_existing(out)
+    ExportFormat(dtype=dtype)  # what cannot be exported is refused before the work
     checkpoint = load_checkpoint(source, on_progress=on_progress)
     tokens = _tokens_for(task, checkpoint, source)
     for note in checkpoint.notes:

@@ -56,7 +56,7 @@ def read_row(value: Mapping[str, Any]) -> TaskRow:
     known = {key for keys in (*PAIR_KEYS, CHOICE_KEYS) for key in keys}
     if len(found) != 1 or (known & value.keys()) - {*found[0]}:
         has = [key for key in (*TEXT_KEYS, *sorted(known - {*TEXT_KEYS})) if key in value]
-        what = f"the keys {', '.join(has)} together" if has else "no text"
+        what = "no text" if not has else f"{has[0]} alone" if len(has) == 1 else f"{', '.join(has)} together"
         raise PromptError(f"{what} (accepted: {_FORMS})")
     (keys,) = found
     rest = {key: each for key, each in value.items() if key not in keys}

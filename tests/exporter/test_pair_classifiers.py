@@ -164,8 +164,8 @@ def test_rows_of_a_file_are_pairs_or_choices(choosing: tuple[Any, Path, Path], t
     assert (records[1]["premise"], records[1]["hypothesis"], records[1]["expected"]) == ("a", "b", "yes")
     messages = [record["error"]["message"] for record in records[3:]]
     for message, reason in zip(messages, (
-        "the text = 'a' is not a pair", "the keys premise together", "hypothesis = 5 (accepted: two texts)",
-        "the keys text, premise, text_pair together", "the row has choices, and this classifier gives labels",
+        "the text = 'a' is not a pair", "premise alone", "hypothesis = 5 (accepted: two texts)",
+        "text, premise, text_pair together", "the row has choices, and this classifier gives labels",
     ), strict=True):  # fmt: skip
         assert message.startswith(reason)
     pair = CliRunner().invoke(main, ["classify", str(bundle), "--pair", "a", "b"])
