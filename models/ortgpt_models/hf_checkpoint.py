@@ -133,7 +133,7 @@ def save_classifier(classifier: GPTClassifier, folder: Path, *, dtype: torch.dty
 
 
 def _save(gpt: GPT, folder: Path, dtype: torch.dtype, values: Mapping[str, Any], head: Mapping[str, Tensor]) -> None:
-    config = gpt.config.to_dict() | values | {"dtype": str(dtype).removeprefix("torch.")}
+    config = gpt.config.to_dict() | dict(values) | {"dtype": str(dtype).removeprefix("torch.")}
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
     named = {key_of(name, gpt.config.norm): tensor for name, tensor in gpt.state_dict().items()}
     tensors = {key: tensor.detach().to(dtype).contiguous() for key, tensor in (named | dict(head)).items()}

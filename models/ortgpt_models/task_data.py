@@ -146,7 +146,9 @@ def _split(examples: Sequence[Example], share: float, seed: int) -> tuple[list[E
         groups.setdefault(example.rows, []).append(example)
     drawn = [*groups.values()]
     random.Random(seed).shuffle(drawn)
-    wanted, held_out, training = max(1, round(share * len(examples))), [], []
+    wanted = max(1, round(share * len(examples)))
+    held_out: list[Example] = []
+    training: list[Example] = []
     for group in drawn:
         (held_out if len(held_out) < wanted else training).extend(group)
     if not training:

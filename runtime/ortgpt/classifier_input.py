@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard, cast
 
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import PairTemplate, Template
@@ -88,14 +89,13 @@ class InputReader:
                 "list of choices, by choose() or by a row with both)"
             )
         if is_pair(text):
-            first, second = text
-            return self._checked(name, *self._pair_rows(str(first), str(second), name))
+            return self._checked(name, *self._pair_rows(*text, name))
         if task == FineTuning.SIMILARITY or (task in _OF_PAIRS and isinstance(text, str)):
             raise PromptError(
                 f"{name} = {shown(text)} is not a pair, and this classifier reads pairs, for {task} (accepted: a tuple "
                 "of two texts)"
             )
-        ids = prompt_ids(text, self._tokenizer, self._limit, name)
+        ids = prompt_ids(cast(Prompt, text), self._tokenizer, self._limit, name)  # a pair is not one, which mypy misses
         if not isinstance(text, str):
             return self._checked(name, [ids])
         if self._template is not None:
@@ -175,6 +175,6 @@ class InputReader:
         return ClassifierInput(name=name, rows=rows, cut=cut, text=text, places=places, choices=choices)
 
 
-def is_pair(value: object) -> bool:
+def is_pair(value: object) -> TypeGuard[tuple[str, str]]:
     """Tell whether a value is a tuple of two texts."""
     return isinstance(value, tuple) and len(value) == 2 and all(isinstance(each, str) for each in value)

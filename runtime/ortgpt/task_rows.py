@@ -50,7 +50,7 @@ class TaskRow:
 
 def read_row(value: Mapping[str, Any]) -> TaskRow:
     """Return what an object asks about. Raises PromptError for one that has the keys of no form, or of several."""
-    found = [keys for keys in (*PAIR_KEYS, CHOICE_KEYS) if keys[0] in value and keys[1] in value]
+    found: list[tuple[str, ...]] = [keys for keys in (*PAIR_KEYS, CHOICE_KEYS) if keys[0] in value and keys[1] in value]
     of_pairs = {key for keys in found for key in keys}
     found += [(key,) for key in TEXT_KEYS if key in value and key not in of_pairs]
     known = {key for keys in (*PAIR_KEYS, CHOICE_KEYS) for key in keys}

@@ -81,7 +81,8 @@ def _add(tokenizer: Tokenizer, names: Sequence[str], files: TokenizerFiles) -> l
             f"the tokenizer has {shown(plain[0])} as a plain token, which this task needs as a special one"
         )
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    ids = [int(tokenizer.token_to_id(name)) for name in names]
+    numbers = tokenizer.get_vocab(with_added_tokens=True)
+    ids = [numbers[name] for name in names]
     taken = [token_id for name, token_id in zip(names, ids, strict=True) if name not in files.vocab]
     if {*taken} & {*files.vocab.values()}:
         raise ExportError(f"the vocabulary has holes, so new tokens got ids that others have: {taken}")
