@@ -135,6 +135,13 @@ def test_messages_name_the_argument_or_the_line(text_classifier: Exported, tmp_p
     assert second.startswith("error  line 2: the text has ")
 
 
+def test_a_pair_for_a_classifier_of_texts_is_an_answer_of_its_own(text_classifier: Exported) -> None:
+    result = run(text_classifier.bundle, "--pair", "a", "b", "--pair", "c", "d")
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, len(lines)) == (1, 2)
+    assert lines[1].startswith("error  --pair 2 is a pair, and this classifier labels single texts")
+
+
 def test_more_lines_than_are_computed_at_once_stay_in_order(text_classifier: Exported, tmp_path: Path) -> None:
     texts = ["a" * (1 + 7 * index % 50) for index in range(150)]
     (tmp_path / "in.txt").write_text("\n".join(texts))
@@ -176,7 +183,6 @@ def test_several_labels_and_values(tmp_path: Path) -> None:
     [
         (["text", "--input", "x.txt"], "TEXT cannot be combined with --input"),
         (["text", "--pair", "a", "b"], "TEXT cannot be combined with --pair"),
-        (["--pair", "a", "b"], "--pair is a pair, and this classifier labels single texts"),
         (["text", "--input-format", "text"], "--input-format needs --input"),
         (["--input", "missing.txt"], "missing.txt: No such file"),
         (["text", "--device", "tpu"], "--device = 'tpu'"),
