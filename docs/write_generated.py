@@ -67,7 +67,8 @@ def cli_page() -> str:
         "| 1 | the job failed, or some lines of `--input` did; one line says what was wrong, and what is accepted |\n"
         "| 2 | wrong usage |\n"
         "| 130 | interrupted |\n\n"
-        "`export`, `quantize` and `train` need the extra `export`; without it they say how to install it.\n\n",
+        "`export`, `quantize`, `train` and `finetune` need the extra `export`; without it they say how to install "
+        "it.\n\n",
         help_block(cli, context),
     ]
     for name in cli.list_commands(context):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from tokenizers import ByteLevelBPETokenizer, processors
 from transformers import (
+    AutoTokenizer,
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2ForTokenClassification,
@@ -59,6 +62,42 @@ def write_classifier(folder: Path, kind: str = "text", *, seed: int = 0, **confi
     if kind == "gpt1":
         name_gpt2_tokenizer(folder)
     return model
+
+
+DELIMITER, EXTRACT = "<|delimiter|>", "<|extract|>"
+
+
+def write_pair_classifier(folder: Path, task: str | None, kind: str = "text", **config: Any) -> Any:
+    """Write a classifier whose tokenizer.json puts tokens around a text, and around and between those of a pair."""
+    model = write_classifier(folder, kind, vocab_size=SMALL_VOCAB + 2, pad_token_id=0, **config)
+    native = ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    native.add_special_tokens([DELIMITER, EXTRACT])
+    start = "<|endoftext|>"
+    native.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {EXTRACT}",
+        pair=f"{start} $A {DELIMITER} $B {EXTRACT}",
+        special_tokens=[(start, 0), (DELIMITER, SMALL_VOCAB), (EXTRACT, SMALL_VOCAB + 1)],
+    )
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).unlink()
+    native.save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": start}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    if task is not None:
+        values = json.loads((folder / "config.json").read_text()) | {"finetuning_task": task}
+        (folder / "config.json").write_text(json.dumps(values))
+    return model
+
+
+@torch.no_grad()
+def pair_oracle(model: Any, folder: Path, pairs: Sequence[tuple[str, str]]) -> npt.NDArray[np.float32]:
+    """Return what `transformers` computes of pairs in one padded batch."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.padding_side = "right"
+    inputs = tokenizer([a for a, _ in pairs], [b for _, b in pairs], padding=True, return_tensors="pt")
+    outputs = model(inputs["input_ids"], attention_mask=inputs["attention_mask"])
+    logits: npt.NDArray[np.float32] = outputs.logits.numpy()
+    return logits
 
 
 @torch.no_grad()

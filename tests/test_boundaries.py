@@ -50,7 +50,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt.conversation": (*_BASE, "options", "text", "model", "continuation", "request"),
     "ortgpt.embedding": (*_BASE, "options", "engine", "decode", "model"),
     "ortgpt.aio": _BASE,
-    "ortgpt.classifier": (*_BASE, "bundle", "options", "text", "ort", "sampling", "engine", "decode", "model"),
+    "ortgpt.task_rows": _BASE,
+    "ortgpt.classifier_input": (*_BASE, "bundle", "text", "model"),
+    "ortgpt.classifier": (
+        *_BASE, "bundle", "options", "text", "ort", "sampling", "engine", "decode", "model", "classifier_input",
+    ),
     "ortgpt.generator": (
         *_BASE, "bundle", "options", "text", "ort", "engine", "decode", "model", "request", "conversation", "embedding",
         "aio",
@@ -60,8 +64,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt": ("engine", "errors", "results", "options", "conversation", "generator", "classifier"),
     "ortgpt.tools": (*_BASE, "bundle", "options", "ort", "engine", "decode", "generator", "ortgpt"),
     "ortgpt.cli": (
-        *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "classifier", "tasks",
-        "tools", "ortgpt",
+        *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "classifier",
+        "classifier_input", "task_rows", "tasks", "tools", "ortgpt",
     ),
     "ortgpt.__main__": ("cli",),
     "ortgpt.__pyinstaller": (),
@@ -75,8 +79,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt_exporter.graph": (*_EXPORTED, "errors", "ortgpt_models"),
     "ortgpt_exporter.evaluation": (*_EXPORTED, "errors", "ortgpt_models"),
     "ortgpt_exporter.quantization": (*_EXPORTED, "errors", "texts", "graph"),
+    "ortgpt_exporter.task_file": (
+        "ortgpt.bundle", "ortgpt.classifier_input", "ortgpt.errors", "ortgpt.task_rows", "errors", "texts",
+    ),
     "ortgpt_exporter.judges": (
-        *_EXPORTED, "errors", "texts", "graph", "evaluation", "quantization", "ortgpt_models", "ortgpt",
+        *_EXPORTED, "ortgpt.classifier_input", "errors", "texts", "task_file", "graph", "evaluation", "quantization",
+        "ortgpt_models", "ortgpt",
     ),
     "ortgpt_exporter.quantize": (
         *_EXPORTED, "errors", "progress", "target_folder", "judges", "texts", "quantization", "ortgpt_models", "ortgpt",
@@ -93,10 +101,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt_exporter.starting_point": (
         "ortgpt.contract", "errors", "adapter_settings", "checkpoint", "portable_files", "ortgpt_models",
     ),
+    "ortgpt_exporter.loss_plot": ("ortgpt_models",),
+    "ortgpt_exporter.finetune": (
+        "ortgpt.bundle", "ortgpt.classifier_input", "ortgpt.contract", "ortgpt.errors", "ortgpt.task_rows",
+        "checkpoint", "errors", "export", "loss_plot", "portable_files", "quantization", "task_file", "ortgpt_models",
+    ),
     "ortgpt_exporter": ("errors", "checkpoint", "export", "quantize", "quantization"),
     "ortgpt_exporter.cli": (
-        *_EXPORTED, "ortgpt.cli", "errors", "progress", "adapter_settings", "checkpoint", "export", "quantize",
-        "quantization", "starting_point", "sweep", "ortgpt_models",
+        *_EXPORTED, "ortgpt.cli", "errors", "progress", "adapter_settings", "checkpoint", "export", "finetune",
+        "quantize", "quantization", "starting_point", "sweep", "ortgpt_models",
     ),
 }  # fmt: skip
 

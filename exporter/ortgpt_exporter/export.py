@@ -235,7 +235,7 @@ def _write(checkpoint: Checkpoint, export_format: ExportFormat, folder: Path, st
         format=Format(major=FORMAT_MAJOR, minor=FORMAT_MINOR),
         task=Task.TEXT_GENERATION if classifier is None else task_of(classifier.config),
         architecture=Architecture(norm=config.norm),
-        tokenizer=TokenizerSpec(kind=checkpoint.tokenizer_files.kind),
+        tokenizer=TokenizerSpec(kind=checkpoint.tokenizer_files.kind, template=checkpoint.tokenizer_files.template),
         graphs=tuple(graphs),
         precision=Precision(dtype=dtype, recipe=RecipeName.NONE, parameters={}, promise=export_format.promise),
         source=checkpoint.source,

@@ -16,8 +16,10 @@ import onnx_ir as ir
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import Agreement, Evidence, Promise
 from ortgpt.classifier import Classifier, load_classifier
+from ortgpt.classifier_input import InputReader
 from ortgpt.contract import DType, File, Target
 from ortgpt.engine.engine import Engine
+from ortgpt.errors import ContextLengthError, PromptError
 from ortgpt.model import LoadedModel, open_model
 from ortgpt.ort.cpus import cpu_features
 from ortgpt.text.tokenizer import Tokenizer
@@ -40,6 +42,7 @@ from ortgpt_exporter.quantization.recipe import Recipe
 from ortgpt_exporter.quantization.request import BLOCK_SIZES, DYNAMIC, GPTQ, Quantization
 from ortgpt_exporter.quantization.rewrite_graph import Report
 from ortgpt_exporter.quantization.write import open_engine, open_quantized, open_quantized_classifier
+from ortgpt_exporter.task_file import is_json_lines, read_task_row
 from ortgpt_exporter.texts import TextRows, read_lines, read_text, rows_to_measure, spread_rows
 
 # What a classifier may lose: KL divergence in nats, and, of a regression, the difference in units of the values' range.
@@ -268,11 +271,21 @@ def check_classifier_request(quantization: Quantization, recipe: Recipe) -> None
 
 
 def _rows_to_label(classifier: Classifier, path: str | Path | None) -> tuple[list[Ids], str]:
-    """Return the rows of a text, one of each line, cut to the context, and its name; without one, random tokens."""
+    """Return the rows of a file, one of each line, cut to the context, and its name; without one, random tokens.
+
+    A line of a *.jsonl is a row of a task, any other line a text. Raises ExportError for one that cannot be read.
+    """
     if path is None:
         return random_rows(classifier), "random tokens"
-    n_positions = classifier.bundle.config.n_positions
-    return [ids[:n_positions] for ids in read_lines(classifier.tokenizer, path)], Path(path).name
+    reader = InputReader.of_bundle(classifier.bundle, classifier.tokenizer, cuts=True)
+    rows: list[Ids] = []
+    for number, line in read_lines(path):
+        name = f"{path} line {number}"
+        try:
+            rows += read_task_row(reader, line, name).rows if is_json_lines(path) else reader.read(line, name).rows
+        except (PromptError, ContextLengthError) as error:
+            raise ExportError(str(error)) from None
+    return rows, Path(path).name
 
 
 def open_float32(source: Bundle) -> LoadedModel:

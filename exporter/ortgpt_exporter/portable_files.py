@@ -25,11 +25,19 @@ def portable_files(config: GPTConfig, tokenizer: TokenizerFiles, *, generates: b
     """
     if tokenizer.kind == TokenizerKind.NONE:
         return {File.GENAI_CONFIG: _text(genai_config(config))}
-    own = tokenizer.tokenizer_json
-    if own is None or Tokenizer.from_str(own).get_vocab(with_added_tokens=True) != tokenizer.vocab:
-        own = _tokenizer_json(tokenizer)
-    files = {File.TOKENIZER: own, File.TOKENIZER_CONFIG: _text(_tokenizer_config(config, tokenizer))}
+    files = {
+        File.TOKENIZER: tokenizer_json(tokenizer),
+        File.TOKENIZER_CONFIG: _text(_tokenizer_config(config, tokenizer)),
+    }
     return files | ({File.GENAI_CONFIG: _text(genai_config(config))} if generates else {})
+
+
+def tokenizer_json(files: TokenizerFiles) -> str:
+    """Return the text of a tokenizer.json with every token: the checkpoint's own where that has them."""
+    own = files.tokenizer_json
+    if own is None or Tokenizer.from_str(own).get_vocab(with_added_tokens=True) != files.vocab:
+        own = _tokenizer_json(files)
+    return own
 
 
 def genai_config(config: GPTConfig) -> dict[str, Any]:
@@ -94,7 +102,10 @@ def _tokenizer_json(files: TokenizerFiles) -> str:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for _, token in added])
-    return str(tokenizer.to_str())
+    text = str(tokenizer.to_str())
+    if files.post_processor is None:
+        return text
+    return json.dumps(json.loads(text) | {"post_processor": dict(files.post_processor)}, ensure_ascii=False)
 
 
 def _text(values: Mapping[str, Any]) -> str:

@@ -53,12 +53,15 @@ def read_text(tokenizer: Tokenizer, path: str | Path, *, min_tokens: int) -> Tex
     return TextRows(Path(path).name, [ids], len(text.encode()) if is_text else 0)
 
 
-def read_lines(tokenizer: Tokenizer, path: str | Path) -> list[Ids]:
-    """Read a UTF-8 file with a text in each line that is not blank. Raises ExportError for fewer than 16; OSError."""
-    lines = [line for line in read_utf8(path).splitlines() if line.strip()]
+def read_lines(path: str | Path) -> list[tuple[int, str]]:
+    """Return number and text of each line of a UTF-8 file that is not blank.
+
+    Raises ExportError for fewer than 16; OSError.
+    """
+    lines = [(number, line) for number, line in enumerate(read_utf8(path).splitlines(), 1) if line.strip()]
     if len(lines) < _MIN_LINES:
         raise ExportError(f"{path} has {len(lines)} lines with a text (accepted: {_MIN_LINES} or more); add some")
-    return [tokenizer.encode(line) for line in lines]
+    return lines
 
 
 def read_utf8(path: str | Path) -> str:

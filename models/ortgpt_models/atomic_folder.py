@@ -38,9 +38,7 @@ def write_folder(out: Path, *, replace: bool = False) -> Iterator[Path]:
     try:
         with scratch_folder(out) as partial:
             yield partial
-            for path in partial.iterdir():
-                sync_file(path)
-            sync_folder(partial)
+            _sync_all(partial)
             _unmap()
             refuse_existing(out, replace=replace)  # another process may have created it meanwhile
             _put(partial, out, replace=replace)
@@ -66,6 +64,16 @@ def scratch_folder(out: Path) -> Iterator[Path]:
         finally:
             _unmap()
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sync_all(folder: Path) -> None:
+    """Write a folder with all that is in it through to the disk."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            _sync_all(path)
+        else:
+            sync_file(path)
+    sync_folder(folder)
 
 
 def _unmap() -> None:

@@ -22,6 +22,12 @@ TOKEN_CLASSIFIERS = ("GPT2ForTokenClassification",)
 REGRESSION, SINGLE_LABEL, MULTI_LABEL = "regression", "single_label_classification", "multi_label_classification"
 PROBLEM_TYPES = (REGRESSION, SINGLE_LABEL, MULTI_LABEL)
 
+# What a classifier of texts may have been fine-tuned for: GPT-1's tasks (Radford et al. 2018, section 3.3).
+CLASSIFICATION, ENTAILMENT, SIMILARITY, MULTIPLE_CHOICE = (
+    "classification", "entailment", "similarity", "multiple-choice",
+)  # fmt: skip
+FINE_TUNINGS = (CLASSIFICATION, ENTAILMENT, SIMILARITY, MULTIPLE_CHOICE)
+
 _DEFAULT_LABELS = 2  # of `transformers`, for a config.json that names none
 _MAX_LABELS = 2**20
 
@@ -38,6 +44,8 @@ class ClassifierConfig:
     """One of PROBLEM_TYPES; each token of a token classifier has a single label."""
     pad_token_id: int | None = None
     """The token that filled up the rows of a batch in training, if there is one."""
+    finetuning_task: str | None = None
+    """One of FINE_TUNINGS, which says what a classifier of texts reads; None if config.json does not say it."""
 
     @property
     def labels_tokens(self) -> bool:
@@ -77,7 +85,14 @@ class ClassifierConfig:
         if faults:
             raise ModelError(f"unsupported configuration of {architecture}: {'; '.join(faults)}")
         default = REGRESSION if len(labels) == 1 else SINGLE_LABEL
-        return cls(architecture=architecture, labels=labels, problem_type=problem_type or default, pad_token_id=pad)
+        named = values.get("finetuning_task")  # programs of `transformers` wrote other values, such as "mnli"
+        return cls(
+            architecture=architecture,
+            labels=labels,
+            problem_type=problem_type or default,
+            pad_token_id=pad,
+            finetuning_task=next((task for task in FINE_TUNINGS if task == named), None),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the keys of config.json that `transformers` builds this head from."""
@@ -87,6 +102,7 @@ class ClassifierConfig:
             "label2id": {label: index for index, label in enumerate(self.labels)},
             "problem_type": None if self.labels_tokens else self.problem_type,
             "pad_token_id": self.pad_token_id,
+            **({} if self.finetuning_task is None else {"finetuning_task": self.finetuning_task}),
         }
 
 

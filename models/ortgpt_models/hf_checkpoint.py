@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from ortgpt_models.classifier import ClassifierConfig, GPTClassifier, body_config, label_notes
 from ortgpt_models.config import GPTConfig
@@ -121,12 +122,21 @@ def _config_notes(values: Mapping[str, Any], gpt: GPT) -> list[str]:
 
 def save_gpt(gpt: GPT, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
     """Write config.json and model.safetensors (weights in `dtype`) into an existing folder. Raises OSError."""
-    config = gpt.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
+    _save(gpt, folder, dtype, {}, {})
+
+
+def save_classifier(classifier: GPTClassifier, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
+    """Do as save_gpt() for a network with a classifier's head. Raises OSError."""
+    named = {"weight": classifier.weight, "bias": classifier.bias}
+    head = {f"{classifier.config.head_name}.{name}": each for name, each in named.items() if each is not None}
+    _save(classifier.gpt, folder, dtype, classifier.config.to_dict(), head)
+
+
+def _save(gpt: GPT, folder: Path, dtype: torch.dtype, values: Mapping[str, Any], head: Mapping[str, Tensor]) -> None:
+    config = gpt.config.to_dict() | dict(values) | {"dtype": str(dtype).removeprefix("torch.")}
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
-    tensors = {
-        key_of(name, gpt.config.norm): tensor.detach().to(dtype).contiguous()
-        for name, tensor in gpt.state_dict().items()
-    }
+    named = {key_of(name, gpt.config.norm): tensor for name, tensor in gpt.state_dict().items()}
+    tensors = {key: tensor.detach().to(dtype).contiguous() for key, tensor in (named | dict(head)).items()}
     (folder / WEIGHTS_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))  # a full disk is an OSError this way
 
 

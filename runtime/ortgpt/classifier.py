@@ -1,4 +1,7 @@
-"""The face of classifiers: load a bundle, then give texts or their tokens labels. Holds no state of a call."""
+"""The face of classifiers: load a bundle, then give texts, pairs or tokens labels, or rank choices.
+
+Holds no state of a call.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ from typing import Any, Self
 import numpy as np
 
 from ortgpt.bundle.folder import Bundle
+from ortgpt.classifier_input import ClassifierInput, ClassifierPrompt, InputReader
 from ortgpt.contract import Flavour, ProblemType, Task, Tensor, TokenizerKind
 from ortgpt.decode.next_token import check_finite
 from ortgpt.engine.forward import Logits, run_bound
-from ortgpt.errors import ClosedError, ContextLengthError, PromptError, shown
+from ortgpt.errors import ClosedError, PromptError, shown
 from ortgpt.forks import fork_count
-from ortgpt.model import Prompt, open_session, prompt_ids
+from ortgpt.model import open_session
 from ortgpt.options.validation import integer
 from ortgpt.ort.session import Session
 from ortgpt.results import Classification, TokenLabel
@@ -63,7 +67,10 @@ class Classifier:
         self.tokenizer = tokenizer
         self.labels: tuple[str, ...] = bundle.labels.labels
         """The name of each label, in the order of the logits."""
+        self.finetuning_task: str | None = bundle.labels.finetuning_task
+        """What the classifier reads, one of contract.FineTuning; None where the bundle does not say it."""
         self._problem_type = bundle.labels.problem_type
+        self._reader = InputReader.of_bundle(bundle, tokenizer)
         self._opening = opening
         self._session: Session | None = session
         self._fork_count = fork_count()
@@ -105,26 +112,50 @@ class Classifier:
             raise pickle.PicklingError("only a classifier that load_classifier() made can be pickled")
         return _open, (self._opening,)
 
-    def classify(self, texts: Iterable[Prompt], *, batch_tokens: int | None = None) -> list[Classification]:
-        """Return what the classifier says of each text (or sequence of ids), or of its tokens, in order.
+    def classify(self, texts: Iterable[ClassifierPrompt], *, batch_tokens: int | None = None) -> list[Classification]:
+        """Return what the classifier says of each text, pair of texts (a tuple) or sequence of ids, in order.
 
-        Texts of similar lengths are computed together, as long as they have at most `batch_tokens` tokens in all,
-        padding included (by default 256). Raises PromptError for texts that are none, or empty; ContextLengthError for
-        one beyond the context; OptionError or NonFiniteLogitsError.
+        Rows of similar lengths are computed together, as long as they have at most `batch_tokens` tokens in all,
+        padding included (by default 256). Of a bundle for similarity, the logits are the sum of those of both orders.
+        Raises PromptError for what is no text, empty, or not of the form that the classifier was trained on;
+        ContextLengthError for one beyond the context; OptionError or NonFiniteLogitsError.
         """
-        rows = self._rows(texts)
-        found: dict[int, Classification] = {}
-        for batch, logits in self._computed([ids for ids, _ in rows], batch_tokens):
-            for index, row in zip(batch, logits, strict=True):
-                ids, text = rows[index]
-                row = (row[: len(ids)] if self._labels_tokens else row).copy()  # without padding
-                check_finite(row, f"of texts[{index}]")
-                found[index] = self._of_tokens(ids, text, row) if self._labels_tokens else self._of_text(row)
-        return [found[index] for index in range(len(rows))]
+        return self.answer(self._inputs(texts), batch_tokens=batch_tokens)
 
-    def token_rows(self, texts: Iterable[Prompt]) -> list[list[int]]:
-        """Return the ids of each text. Raises PromptError or ContextLengthError as classify() does."""
-        return [ids for ids, _ in self._rows(texts)]
+    def choose(self, context: str, choices: Iterable[str], *, batch_tokens: int | None = None) -> Classification:
+        """Return how a bundle for multiple choice ranks the choices after a context; they are the labels.
+
+        The probabilities are the softmax over one score for each choice. Raises PromptError for choices that are not
+        two or more different texts, and for a bundle that gives labels; else raises as classify() does.
+        """
+        self.session  # noqa: B018  # raises ClosedError before any work
+        return self.answer([self._reader.read_choices(context, choices, "context")], batch_tokens=batch_tokens)[0]
+
+    def read(self, text: ClassifierPrompt, *, name: str = "text") -> ClassifierInput:
+        """Return a text, pair or sequence of ids as the model reads it, for answer(); messages call it `name`.
+
+        Raises PromptError or ContextLengthError as classify() does.
+        """
+        return self._reader.read(text, name)
+
+    def read_choices(self, context: str, choices: Iterable[str], *, name: str = "context") -> ClassifierInput:
+        """Return a context and its choices as the model reads them, for answer(). Raises as choose() does."""
+        return self._reader.read_choices(context, choices, name)
+
+    def answer(self, inputs: Sequence[ClassifierInput], *, batch_tokens: int | None = None) -> list[Classification]:
+        """Return what the classifier says of each input that read() or read_choices() made, in order.
+
+        Raises OptionError or NonFiniteLogitsError.
+        """
+        logits = iter(self.logits([row for each in inputs for row in each.rows], batch_tokens=batch_tokens))
+        return [self._answer(each, [next(logits) for _ in each.rows]) for each in inputs]
+
+    def token_rows(self, texts: Iterable[ClassifierPrompt]) -> list[list[int]]:
+        """Return the ids of each text as the model reads it, of a pair for similarity those of both orders.
+
+        Raises PromptError or ContextLengthError as classify() does.
+        """
+        return [row for each in self._inputs(texts) for row in each.rows]
 
     def logits(self, rows: Sequence[Sequence[int]], *, batch_tokens: int | None = None) -> list[Logits]:
         """Return the logits of rows of ids, checked before: (num_labels,) each, or (tokens, num_labels)."""
@@ -134,35 +165,20 @@ class Classifier:
                 found[index] = (row if row.ndim == 1 else row[: len(rows[index])]).copy()
         return [found[index] for index in range(len(rows))]
 
-    @property
-    def _labels_tokens(self) -> bool:
-        return self.bundle.manifest.task == Task.TOKEN_CLASSIFICATION
-
-    def _rows(self, texts: Iterable[Prompt]) -> list[tuple[list[int], str | None]]:
-        """Return the ids of each text, and the text itself unless it was given as ids."""
+    def _inputs(self, texts: Iterable[ClassifierPrompt]) -> list[ClassifierInput]:
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise PromptError(f"texts = {shown(texts)} (accepted: a list of texts; for a single one, [text])")
         self.session  # noqa: B018  # raises ClosedError before any work
-        limit, n_positions = self.bundle.config.vocab_size - self.bundle.manifest.masked_tokens, self._n_positions
-        rows = []
-        for index, text in enumerate(texts):
-            name = f"texts[{index}]"
-            if isinstance(text, str) and self.tokenizer.kind == TokenizerKind.TOKENIZER_JSON:
-                ids = self.tokenizer.encode_surrounded(text)
-            else:
-                ids = prompt_ids(text, self.tokenizer, limit, name)
-            if not ids:
-                raise PromptError(f"{name} is empty (accepted: at least one token)")
-            if len(ids) > n_positions:
-                raise ContextLengthError(
-                    f"{name} has {len(ids):,} tokens, more than the model's context of {n_positions:,}; shorten it"
-                )
-            rows.append((ids, text if isinstance(text, str) else None))
-        return rows
+        return [self._reader.read(text, f"texts[{index}]") for index, text in enumerate(texts)]
 
-    @property
-    def _n_positions(self) -> int:
-        return self.bundle.config.n_positions
+    def _answer(self, asked: ClassifierInput, rows: Sequence[Logits]) -> Classification:
+        for row in rows:
+            check_finite(row, f"of {asked.name}")
+        if self.bundle.manifest.task == Task.TOKEN_CLASSIFICATION:
+            return self._of_tokens(asked, rows[0])
+        if asked.choices:
+            return _single_label(asked.choices, np.concatenate(rows))
+        return self._of_text(rows[0] if len(rows) == 1 else np.sum(rows, axis=0, dtype=np.float32))
 
     def _computed(self, rows: Sequence[Sequence[int]], batch_tokens: int | None) -> Iterator[tuple[list[int], Logits]]:
         """Yield the places of rows that were computed together, and their logits."""
@@ -197,16 +213,18 @@ class Classifier:
     def _of_text(self, logits: Logits) -> Classification:
         if self._problem_type == ProblemType.REGRESSION:
             return Classification(label=None, labels=[], probabilities={}, logits=logits)
-        wide = logits.astype(np.float64)
-        is_single = self._problem_type == ProblemType.SINGLE_LABEL
-        values = np.exp(log_softmax(wide)) if is_single else 1 / (1 + np.exp(-np.clip(wide, -700, None)))
-        best = self.labels[int(logits.argmax())]
+        if self._problem_type == ProblemType.SINGLE_LABEL:
+            return _single_label(self.labels, logits)
+        values = 1 / (1 + np.exp(-np.clip(logits.astype(np.float64), -700, None)))
         probabilities = dict(zip(self.labels, values.tolist(), strict=True))
-        held = [best] if is_single else [label for label, each in probabilities.items() if each >= _THRESHOLD]
-        return Classification(label=best, labels=held, probabilities=probabilities, logits=logits)
+        held = [label for label, each in probabilities.items() if each >= _THRESHOLD]
+        return Classification(
+            label=self.labels[int(logits.argmax())], labels=held, probabilities=probabilities, logits=logits
+        )
 
-    def _of_tokens(self, ids: list[int], text: str | None, logits: Logits) -> Classification:
-        spans = self._spans(ids, text)
+    def _of_tokens(self, asked: ClassifierInput, logits: Logits) -> Classification:
+        (ids,) = asked.rows
+        spans = self._spans(asked)
         best = logits.argmax(-1).tolist()
         all_values = np.exp(log_softmax(logits.astype(np.float64))).tolist()
         tokens = [
@@ -223,19 +241,31 @@ class Classifier:
         labels = [token.label for token in tokens]
         return Classification(label=None, labels=labels, probabilities={}, logits=logits, tokens=tokens)
 
-    def _spans(self, ids: list[int], text: str | None) -> Sequence[tuple[int, int] | tuple[None, None]]:
+    def _spans(self, asked: ClassifierInput) -> Sequence[tuple[int, int] | tuple[None, None]]:
         """Return where each token lies in the text, if the tokens' bytes are those of the text."""
-        unknown: list[tuple[None, None]] = [(None, None)] * len(ids)
-        if text is None or self.bundle.manifest.tokenizer.kind != TokenizerKind.BYTE_LEVEL_BPE:
-            return unknown
+        (ids,), text = asked.rows, asked.text
+        spans: list[tuple[int, int] | tuple[None, None]] = [(None, None)] * len(ids)
+        if not text or self.bundle.manifest.tokenizer.kind != TokenizerKind.BYTE_LEVEL_BPE:
+            return spans
         letters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         sizes = 1 + sum((letters >= least).astype(np.int64) for least in (0x80, 0x800, 0x10000))
         letter_of_byte = np.repeat(np.arange(len(letters)), sizes)
-        ends = np.cumsum([self.tokenizer.size_bytes([token_id]) for token_id in ids])
+        ends = np.cumsum([self.tokenizer.size_bytes([ids[place]]) for place in asked.places])
         if ends[-1] != len(letter_of_byte):  # a pair of surrogates became one character
-            return unknown
+            return spans
         starts = np.concatenate(([0], ends[:-1]))
-        return list(zip(letter_of_byte[starts].tolist(), (letter_of_byte[ends - 1] + 1).tolist(), strict=True))
+        known = zip(letter_of_byte[starts].tolist(), (letter_of_byte[ends - 1] + 1).tolist(), strict=True)
+        spans[asked.places.start : asked.places.stop] = known
+        return spans
+
+
+def _single_label(labels: Sequence[str], logits: Logits) -> Classification:
+    """Return that one of the labels holds, with the softmax of their logits as the probabilities."""
+    best = labels[int(logits.argmax())]
+    values = np.exp(log_softmax(logits.astype(np.float64))).tolist()
+    return Classification(
+        label=best, labels=[best], probabilities=dict(zip(labels, values, strict=True)), logits=logits
+    )
 
 
 def _batches(widths: Sequence[int], limit: int) -> Iterator[list[int]]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 FORMAT_MAJOR = 1
 # 1: evidence, graphs without a cache; 2: a graph for prompts; 3: the names of promises; 4: hidden states, post-norm
-# networks, classifiers, other tokenizers
-FORMAT_MINOR = 4
+# networks, classifiers, other tokenizers; 5: what surrounds the texts of a classifier
+FORMAT_MINOR = 5
 MINIMUM_ONNXRUNTIME = "1.23.2"
 
 
@@ -205,6 +205,20 @@ class ProblemType:
     REGRESSION = "regression"  # numbers as they are
     SINGLE_LABEL = "single_label_classification"  # one of the labels holds
     MULTI_LABEL = "multi_label_classification"  # each label holds or does not
+
+
+class FineTuning:
+    """What a classifier of texts was fine-tuned for, in config.json (Radford et al. 2018, section 3.3)."""
+
+    CLASSIFICATION = "classification"  # a text has a label
+    ENTAILMENT = "entailment"  # a pair of texts in this order has a label
+    SIMILARITY = "similarity"  # a pair has a label; its logits are the sum of those of both orders
+    MULTIPLE_CHOICE = "multiple-choice"  # each choice has a score, from the pair of context and choice
+
+
+FINE_TUNINGS = (
+    FineTuning.CLASSIFICATION, FineTuning.ENTAILMENT, FineTuning.SIMILARITY, FineTuning.MULTIPLE_CHOICE,
+)  # fmt: skip
 
 
 class Norm:

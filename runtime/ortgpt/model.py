@@ -271,6 +271,13 @@ def _check_tokenizer(bundle: Bundle, tokenizer: Tokenizer) -> None:
             f"{bundle.path}: the tokenizer has {tokenizer.vocab_size} ids, but the model has {rows} rows of which "
             f"{masked} are masked; export it again"
         )
+    template = bundle.manifest.tokenizer.template
+    beyond = [] if template is None else [each for each in template.token_ids if each >= rows - masked]
+    if beyond:
+        raise BundleError(
+            f"{bundle.path}: tokenizer.template has the id {max(beyond)} (accepted: 0 to {rows - masked - 1}); "
+            "export it again"
+        )
 
 
 def check_ids(options: ResolvedOptions, limit: int) -> None:

@@ -148,10 +148,11 @@ class TokenLabel:
 
 @dataclass(frozen=True, kw_only=True)
 class Classification:
-    """What a classifier says of a text, or of each of its tokens."""
+    """What a classifier says of a text or a pair, or of each token of a text; of choices, which are then the labels."""
 
     label: str | None
-    """The likeliest label of the text; None for a regression, and where the tokens have the labels."""
+    """The likeliest label of the text, or the best choice; None for a regression, and where the tokens have the
+    labels."""
     labels: list[str]
     """The labels that hold: of a multi-label classifier those with a probability of 0.5 or more; of a classifier of
     tokens one for each token; else `label`; none for a regression."""
@@ -159,8 +160,8 @@ class Classification:
     """The probability of each label. They add up to 1, except those of a multi-label classifier, whose labels are
     independent. Empty for a regression, and where the tokens have the labels."""
     logits: npt.NDArray[np.float32] = field(compare=False)
-    """What the model computed, float32 (labels,), in the order of the classifier's labels; for a regression, the
-    values; of a classifier of tokens (tokens, labels)."""
+    """What the model computed, float32 (labels,), in the order of the classifier's labels or of the choices; for a
+    regression, the values; of a classifier of tokens (tokens, labels)."""
     tokens: list[TokenLabel] = field(default_factory=list)
     """Of a classifier of tokens, an entry for each token, in order; else empty."""
 

@@ -252,3 +252,11 @@ def test_what_a_killed_writer_left_goes_and_what_a_live_one_writes_stays(tmp_pat
         out.rmdir()
     assert (out / "file").read_text() == "first"
     assert names(tmp_path) == sorted([*others, "out", "taken"])
+
+
+def test_a_folder_may_hold_folders(tmp_path: Path) -> None:
+    with write_folder(tmp_path / "out") as folder:
+        (folder / "inner" / "deep").mkdir(parents=True)
+        (folder / "inner" / "deep" / "file").write_text("text")
+    assert (tmp_path / "out" / "inner" / "deep" / "file").read_text() == "text"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

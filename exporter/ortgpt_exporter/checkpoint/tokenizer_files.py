@@ -10,6 +10,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from ortgpt.bundle.manifest import Template
 from ortgpt.contract import File, TokenizerKind
 from ortgpt.errors import shown
 from ortgpt.text.bpe_files import MAX_IDS
@@ -24,6 +25,7 @@ from ortgpt_exporter.checkpoint.json_kinds import (
     wordpiece_tokenizer,
 )
 from ortgpt_exporter.checkpoint.merge_check import unreachable_merges
+from ortgpt_exporter.checkpoint.surroundings import template_of
 from ortgpt_exporter.checkpoint.tokenizer_folder import (
     BERT_CLASS,
     GPT1_CLASS,
@@ -35,6 +37,7 @@ from ortgpt_exporter.checkpoint.tokenizer_folder import (
     adds_around,
 )
 from ortgpt_exporter.checkpoint.tokenizer_json import as_object, joins_bytes, other_than_gpt2
+from ortgpt_exporter.errors import ExportError
 
 
 def no_tokenizer(rows: int) -> TokenizerFiles:
@@ -79,20 +82,44 @@ def _read(folder: TokenizerFolder, rows: int) -> TokenizerFiles:
 def _surrounded(folder: TokenizerFolder, files: TokenizerFiles, rows: int) -> TokenizerFiles:
     """Return the same tokenizer with the special tokens that the folder's tokenizer.json puts around a text.
 
-    Classes of `transformers` that rebuild the tokenizer from its vocabulary keep them, too.
+    Classes of `transformers` that rebuild the tokenizer from its vocabulary keep them, too. A plain template becomes
+    part of the manifest; anything else needs the package `tokenizers` at run time, and reads single texts only.
     """
+    files = replace(files, notes=tuple(note for note in files.notes if note != SURROUNDINGS))
+    is_json = files.kind == TokenizerKind.TOKENIZER_JSON
     if folder.has_json and adds_around(folder.settings):
-        if files.kind == TokenizerKind.BYTE_LEVEL_BPE:
-            base = read_base(folder)
-            plain = gpt2_tokenizer(base.vocab, base.merges, add_prefix_space=False)
-            name = PLAIN_CLASSES[0] if folder.class_name in PLAIN_CLASSES else GPT2_CLASS
-            files = json_files(folder, plain, class_name=name, reason="it puts special tokens around a text", rows=rows)
-        values, processor = json.loads(files.texts[File.TOKENIZER]), folder.settings["post_processor"]
-        if values.get("post_processor") != processor:
-            text = json.dumps(values | {"post_processor": processor}, ensure_ascii=False)
-            tokenizer = JsonTokenizer(text, source=str(folder.path))
-            files = replace(files, texts={File.TOKENIZER: text}, tokenizer=tokenizer, tokenizer_json=text)
-    return replace(files, notes=tuple(note for note in files.notes if note != SURROUNDINGS))
+        processor = folder.settings["post_processor"]
+    else:  # a WordPiece is built with one
+        processor = json.loads(files.texts[File.TOKENIZER]).get("post_processor") if is_json else None
+    if not isinstance(processor, dict) or not adds_around({"post_processor": processor}):
+        return files
+    template = template_of(processor)
+    if template is None and not is_json:
+        base = read_base(folder)
+        plain = gpt2_tokenizer(base.vocab, base.merges, add_prefix_space=False)
+        name = PLAIN_CLASSES[0] if folder.class_name in PLAIN_CLASSES else GPT2_CLASS
+        reason = "what it puts around a text is no plain template"
+        files = json_files(folder, plain, class_name=name, reason=reason, rows=rows)
+        files = replace(files, notes=tuple(note for note in files.notes if note != SURROUNDINGS))
+    if template is not None:
+        _refuse_beyond(folder, template, min(rows, files.tokenizer.vocab_size))
+    files = replace(files, template=template, post_processor=processor)
+    values = json.loads(files.texts[File.TOKENIZER]) if files.kind == TokenizerKind.TOKENIZER_JSON else None
+    if values is not None and values.get("post_processor") != processor:
+        text = json.dumps(values | {"post_processor": processor}, ensure_ascii=False)
+        tokenizer = JsonTokenizer(text, source=str(folder.path))
+        files = replace(files, texts={File.TOKENIZER: text}, tokenizer=tokenizer, tokenizer_json=text)
+    return files
+
+
+def _refuse_beyond(folder: TokenizerFolder, template: Template, limit: int) -> None:
+    """Raise ExportError if the model has no row for a token that surrounds a text."""
+    beyond = sorted(token_id for token_id in template.token_ids if token_id >= limit)
+    if beyond:
+        raise ExportError(
+            f"{folder.path}: {File.TOKENIZER} puts the token id {beyond[0]} around a text, and the model has no row "
+            f"for it (accepted: 0 to {limit - 1}); use the tokenizer that the model was trained with"
+        )
 
 
 def _is_wordpiece(folder: TokenizerFolder) -> bool:

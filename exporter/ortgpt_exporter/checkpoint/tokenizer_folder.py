@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ortgpt.bundle.checked_json import read_json_object
+from ortgpt.bundle.manifest import Template
 from ortgpt.contract import File
 from ortgpt.errors import listed, shown
 from ortgpt.text.bpe_files import MAX_IDS
@@ -53,6 +54,10 @@ class TokenizerFiles:
     """The named special tokens that the files declare, by name: {"pad_token": "<|pad|>"}."""
     tokenizer_json: str | None = None
     """The folder's own tokenizer.json, if that is a whole tokenizer and this one."""
+    template: Template | None = None
+    """The tokens around the texts of a classifier, if there are any."""
+    post_processor: Mapping[str, Any] | None = None
+    """What puts them there in a tokenizer.json."""
     notes: tuple[str, ...] = ()
     """Facts to tell the user, one line each."""
 

@@ -14,6 +14,7 @@ from ortgpt.bundle.manifest import Check
 from ortgpt.cli.report import agreement_lines, evidence_lines
 from ortgpt.cli.streams import write_line
 from ortgpt.errors import OptionError
+from ortgpt_exporter.cli.finetune_command import finetune
 from ortgpt_exporter.cli.terminal import (
     add_flags,
     one_line_errors,
@@ -26,7 +27,7 @@ from ortgpt_exporter.cli.train_command import train
 from ortgpt_exporter.quantization.request import BITS, Quantization
 from ortgpt_models.config import ACTIVATIONS
 
-__all__ = ["export", "one_line_errors", "quantize", "train"]
+__all__ = ["export", "finetune", "one_line_errors", "quantize", "train"]
 _QUANTIZATION = tuple(field.name for field in dataclasses.fields(Quantization) if field.name != "dtype")
 
 

@@ -153,13 +153,16 @@ def _read(hint: Any, value: Any, faults: list[str], path: str, metadata: Mapping
 
 def _read_list(inner: Any, value: Any, faults: list[str], path: str, metadata: Mapping[str, Any]) -> tuple[Any, ...]:
     least = metadata.get("least_items", 0)
-    what = "object" if is_dataclass(inner) else "string"
+    what = "object" if is_dataclass(inner) else {str: "string", int: "integer"}[inner]
     if not isinstance(value, list) or len(value) < least:
         counted = f"at least {least} {what}{'' if least == 1 else 's'}"
         faults.append(_fault(path, value, f"a list with {counted}" if least else f"a list of {what}s"))
         return ()
     if inner is str and not all(isinstance(item, str) for item in value):
         faults.append(_fault(path, value, "a list of strings"))
+        return ()
+    if inner is int and not all(type(item) is int and 0 <= item < 2**63 for item in value):
+        faults.append(_fault(path, value, "a list of integers of 0 or more"))
         return ()
     return tuple(_read(inner, item, faults, f"{path}[{index}]", {}) for index, item in enumerate(value))
 

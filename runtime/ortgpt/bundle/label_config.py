@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ortgpt.contract import File, ProblemType, Task
+from ortgpt.contract import FINE_TUNINGS, File, FineTuning, ProblemType, Task
 from ortgpt.errors import BundleError, listed, shown
 
 _PROBLEM_TYPES = (ProblemType.REGRESSION, ProblemType.SINGLE_LABEL, ProblemType.MULTI_LABEL)
@@ -20,6 +20,8 @@ class LabelConfig:
     """The name of each label, in the order of the logits."""
     problem_type: str
     """One of contract.ProblemType; for a label of each token, always one of several labels."""
+    finetuning_task: str | None = None
+    """One of contract.FineTuning, which says what the classifier reads; None where config.json does not say it."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], task: str) -> LabelConfig:
@@ -35,6 +37,11 @@ class LabelConfig:
             labels = tuple(names[str(index)] for index in range(len(names)))
         if not labels or not all(isinstance(label, str) for label in labels) or len(set(labels)) < len(labels):
             faults.append(f"id2label = {shown(names)} (accepted: an object with a name of its own for 0, 1 and so on)")
+        # Programs of `transformers` wrote other values, such as "mnli", which say nothing of the input's form.
+        named = values.get("finetuning_task") if task == Task.TEXT_CLASSIFICATION else None
+        finetuning_task = next((each for each in FINE_TUNINGS if each == named), None)
+        if finetuning_task == FineTuning.MULTIPLE_CHOICE and len(labels) > 1:
+            faults.append(f"id2label = {shown(names)} (accepted with {finetuning_task}: one name, that of a score)")
         if faults:
             raise BundleError(f"{File.CONFIG} has faults: {listed(faults)}")
-        return cls(labels=labels, problem_type=str(problem_type))
+        return cls(labels=labels, problem_type=str(problem_type), finetuning_task=finetuning_task)

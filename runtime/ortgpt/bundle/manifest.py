@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,12 +38,52 @@ class Architecture:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairTemplate:
+    """The tokens around and between the two texts of a pair."""
+
+    before: tuple[int, ...]
+    """Token ids before the first text."""
+    between: tuple[int, ...]
+    """Token ids between the two texts."""
+    after: tuple[int, ...]
+    """Token ids after the second text."""
+
+    def join(self, first: Sequence[int], second: Sequence[int]) -> list[int]:
+        """Return the ids of a pair as the model reads it."""
+        return [*self.before, *first, *self.between, *second, *self.after]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """The tokens around a text, as a post-processor of the package `tokenizers` puts them."""
+
+    before: tuple[int, ...]
+    """Token ids before a text."""
+    after: tuple[int, ...]
+    """Token ids after it."""
+    pair: PairTemplate | None = None
+    """The same of a pair of texts; null if nothing stands between the two, so that pairs are refused."""
+
+    def surround(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids of a text as the model reads it."""
+        return [*self.before, *ids, *self.after]
+
+    @property
+    def token_ids(self) -> frozenset[int]:
+        """Every id of the template."""
+        pair = () if self.pair is None else (*self.pair.before, *self.pair.between, *self.pair.after)
+        return frozenset((*self.before, *self.after, *pair))
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenizerSpec:
     """Which tokenizer the files of the bundle describe."""
 
     kind: str = checked(choices=(TokenizerKind.BYTE_LEVEL_BPE, TokenizerKind.TOKENIZER_JSON, TokenizerKind.NONE))
     """ "byte-level-bpe": vocab.json and merges.txt, as GPT-2 has them; "tokenizer-json": a tokenizer.json of any kind,
     which needs the extra [tokenizers]; "none": the model works on ids alone."""
+    template: Template | None = None
+    """The tokens around the texts of a classifier, if there are any."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,10 +46,11 @@ class PromptLine:
 class PromptFile:
     """The lines of a file that are not blank. The text is held, not what is made from it."""
 
-    def __init__(self, path: Path, format: str | None) -> None:
+    def __init__(self, path: Path, format: str | None, *, refuses_text: bool = True) -> None:
         """Read a file whose lines are JSON ("jsonl") or prompts ("text"); None decides by its name.
 
-        Raises OptionError for a file of the other format, OSError.
+        Raises OptionError for a file of the other format, unless `refuses_text` is false and the other one is text;
+        OSError.
         """
         self.path = path
         is_txt = path.suffix.lower() == ".txt"
@@ -59,7 +60,7 @@ class PromptFile:
         """The number and the text of each line."""
         if self.format == "text" and format is None:
             self._refuse_json()
-        elif self.format == "jsonl":
+        elif self.format == "jsonl" and refuses_text:
             self._refuse_text()
 
     def __len__(self) -> int:

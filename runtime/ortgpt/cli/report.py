@@ -36,7 +36,8 @@ def info_lines(bundle: Bundle) -> list[str]:
     norm = ", post-norm" if manifest.architecture.norm == Norm.POST else ""
     facts = {"bundle": str(bundle.path), "task": manifest.task}
     if bundle.labels is not None:
-        facts["task"] += f", {bundle.labels.problem_type.replace('_', ' ')}"
+        details = (bundle.labels.finetuning_task, bundle.labels.problem_type.replace("_", " "))
+        facts["task"] = ", ".join(filter(None, (manifest.task, *details)))
         facts["labels"] = f"{len(bundle.labels.labels):,} ({_some([*bundle.labels.labels])})"
     facts |= {
         "model": f"{config.n_layer} layers, {config.n_head} heads, context {config.n_positions:,}, "

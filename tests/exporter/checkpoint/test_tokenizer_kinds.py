@@ -192,4 +192,7 @@ def test_a_classifier_keeps_the_tokens_around_a_text(class_name: str, tmp_path: 
     for text in ("It is a truth", " Emma", "é"):
         ids = theirs(text)["input_ids"]
         assert alone.tokenizer.encode(text) == alone.tokenizer.encode_surrounded(text) == ids[1:]
-        assert surrounded.tokenizer.encode_surrounded(text) == ids
+        assert surrounded.template is not None
+        assert surrounded.template.surround(surrounded.tokenizer.encode(text)) == ids
+    assert surrounded.template is not None
+    assert (surrounded.kind, surrounded.template.pair) == ("byte-level-bpe", None)

@@ -77,7 +77,7 @@ def test_a_line_that_fails_has_its_error_in_its_place(text_classifier: Exported,
         [],
         {"text": 5},
         {"text": "a", "prompt": "b"},
-        {"text": "a", "label": 1},
+        {"text": "a", "labels": 1},
         [300],
         [1] * 65,
     ]
@@ -100,6 +100,46 @@ def test_a_line_that_fails_has_its_error_in_its_place(text_classifier: Exported,
 def classified(exported: Exported, text: str) -> ortgpt.Classification:
     with ortgpt.load_classifier(exported.bundle) as classifier:
         return classifier.classify([text])[0]
+
+
+def test_a_label_of_a_line_comes_back_under_another_name(text_classifier: Exported, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "It is", "label": "good"}\n{"text": "a", "label": 1, "expected": 2}\n')
+    result = run(text_classifier.bundle, "--json", "--input", tmp_path / "in.jsonl")
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert (first["expected"], first["label"]) == ("good", classified(text_classifier, "It is").label)
+    assert '"expected" is a name that the record itself has' in second["error"]["message"]
+
+
+def test_a_single_bad_line_has_its_error_in_its_place(text_classifier: Exported, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("\n{\n")
+    result = run(text_classifier.bundle, "--json", "--input", tmp_path / "in.jsonl")
+    (record,) = map(json.loads, result.stdout.splitlines())
+    assert (result.exit_code, record["line"], record["error"]["type"]) == (1, 2, "PromptError")
+    assert record["error"]["message"].startswith("not JSON: ")
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.txt"])
+def test_a_file_without_a_text_is_an_error(text_classifier: Exported, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("\n \n")
+    result = run(text_classifier.bundle, "--input", tmp_path / name)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"--input {tmp_path / name} holds no text" in result.stderr
+
+
+def test_messages_name_the_argument_or_the_line(text_classifier: Exported, tmp_path: Path) -> None:
+    long = "a" * 200
+    assert run(text_classifier.bundle, "a", long).stdout.splitlines()[1].startswith("error  TEXT 2 has ")
+    assert run(text_classifier.bundle, "").stdout == "error  TEXT is empty (accepted: at least one token)\n"
+    (tmp_path / "in.txt").write_text(f"a\n{long}\n")
+    second = run(text_classifier.bundle, "--input", tmp_path / "in.txt").stdout.splitlines()[1]
+    assert second.startswith("error  line 2: the text has ")
+
+
+def test_a_pair_for_a_classifier_of_texts_is_an_answer_of_its_own(text_classifier: Exported) -> None:
+    result = run(text_classifier.bundle, "--pair", "a", "b", "--pair", "c", "d")
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, len(lines)) == (1, 2)
+    assert lines[1].startswith("error  --pair 2 is a pair, and this classifier labels single texts")
 
 
 def test_more_lines_than_are_computed_at_once_stay_in_order(text_classifier: Exported, tmp_path: Path) -> None:
@@ -142,11 +182,12 @@ def test_several_labels_and_values(tmp_path: Path) -> None:
     ("arguments", "reason"),
     [
         (["text", "--input", "x.txt"], "TEXT cannot be combined with --input"),
+        (["text", "--pair", "a", "b"], "TEXT cannot be combined with --pair"),
         (["text", "--input-format", "text"], "--input-format needs --input"),
         (["--input", "missing.txt"], "missing.txt: No such file"),
         (["text", "--device", "tpu"], "--device = 'tpu'"),
         (["text", "--verify", "none"], "'none' is not one of"),
-        ([], "no text (accepted: TEXT, --input FILE, or texts on standard input"),
+        ([], "no text (accepted: TEXT, --pair, --input FILE, or texts on standard input"),
     ],
 )
 def test_wrong_usage_is_one_line(text_classifier: Exported, arguments: list[str], reason: str) -> None:
