@@ -15,27 +15,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ortgpt_models.atomic_folder import refuse_existing
-from ortgpt_models.classifier import (
-    MULTIPLE_CHOICE,
-    SIMILARITY,
-    TEXT_CLASSIFIERS,
-    ClassifierConfig,
-    GPTClassifier,
-    body_config,
-)
+from ortgpt_models.classifier import TEXT_CLASSIFIERS, ClassifierConfig, GPTClassifier, body_config
 from ortgpt_models.config import PRE
 from ortgpt_models.errors import ModelError
 from ortgpt_models.finetune_config import FineTuneConfig
+from ortgpt_models.finetune_network import FineTuned, measure, parts_of, with_new_tokens
 from ortgpt_models.gpt import GPT
 from ortgpt_models.progress import OnProgress, Progress
 from ortgpt_models.task_data import Example, TaskData
 from ortgpt_models.training_state import TrainingState
 
 _ADAM_BETAS = (0.9, 0.999)
-_NEW_ROW_STD = 0.02  # of the embeddings of new tokens, as of GPT-1's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,57 +72,6 @@ class Losses:
     def stale(self) -> int:
         """How many measurements came after the best one."""
         return len(self.held_out) - 1 - self.held_out.index(self.best)
-
-
-class FineTuned(nn.Module):
-    """A language model with a linear head on the last token of a row."""
-
-    def __init__(self, gpt: GPT, data: TaskData, head_dropout: float) -> None:
-        """Draw the head from N(0, 0.02²)."""
-        super().__init__()
-        self.gpt = gpt
-        self.task = data.task
-        self.has_classes = data.has_classes
-        self.drop = nn.Dropout(head_dropout)
-        self.score = nn.Linear(gpt.config.n_embd, len(data.labels), bias=False)
-        nn.init.normal_(self.score.weight, std=_NEW_ROW_STD)
-
-    def losses(self, examples: Sequence[Example], *, with_language: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the mean loss of the task, and of the language model if wanted.
-
-        The latter is the mean over rows of a row's mean over its tokens, from the second on, as GPT-1's code has it.
-        """
-        ids, lengths = _padded([row for example in examples for row in example.rows])
-        last = lengths[:, None] - 1
-        hidden = self.gpt.hidden(ids, logit_positions=None if with_language else last)  # (rows, seq or 1, n_embd)
-        ends = hidden.gather(1, last[..., None].expand(-1, -1, hidden.shape[2])) if with_language else hidden
-        outputs = self.outputs(ends[:, 0], examples)
-        targets = torch.tensor([example.target for example in examples])
-        if self.has_classes:
-            task_loss = F.cross_entropy(outputs, targets)
-        else:
-            task_loss = F.mse_loss(outputs[:, 0], targets.float())
-        return task_loss, self._language_loss(hidden, ids, lengths) if with_language else None
-
-    def outputs(self, ends: Tensor, examples: Sequence[Example]) -> Tensor:
-        """Return the logits of each example, (examples, labels or choices), from each row's last hidden state.
-
-        Of a pair, the hidden states of both orders are added. Choices that an example does not have get -inf.
-        """
-        if self.task == SIMILARITY:
-            ends = ends.view(-1, 2, ends.shape[1]).sum(1)
-        logits: Tensor = self.score(self.drop(ends))
-        if self.task != MULTIPLE_CHOICE:
-            return logits
-        scores = torch.split(logits[:, 0], [len(example.rows) for example in examples])
-        return nn.utils.rnn.pad_sequence(list(scores), batch_first=True, padding_value=-math.inf)
-
-    def _language_loss(self, hidden: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
-        counts = torch.arange(1, ids.shape[1]) < lengths[:, None]  # (rows, seq - 1): the next token is no padding
-        logits = F.linear(hidden[:, :-1][counts], self.gpt.head.weight)
-        nats = F.cross_entropy(logits, ids[:, 1:][counts], reduction="none")
-        weights = (counts / counts.sum(1, keepdim=True).clamp(min=1))[counts]
-        return (nats * weights).sum() / len(ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +131,7 @@ class _Run:
         self._data = data
         self._config = config
         self._state = state
-        self._network = FineTuned(_trainable(gpt, config, new_ids), data, config.head_dropout)
+        self._network = FineTuned(with_new_tokens(gpt, config, new_ids), data, config.head_dropout)
         self._optimizer = _make_optimizer(self._network, config)
         self._losses = Losses()
         self._best: dict[str, Tensor] = {}
@@ -249,23 +190,35 @@ class _Run:
         batch = [training[index] for index in order[place * config.batch_size :][: config.batch_size].tolist()]
         torch.manual_seed(config.seed * 1_000_003 + step)  # dropout of this step, whatever came before
         self._network.train()
-        task_loss, language_loss = self._network.losses(batch, with_language=config.aux_weight > 0)
-        loss = task_loss if language_loss is None else task_loss + config.aux_weight * language_loss
-        if not math.isfinite(loss.item()):
-            raise ModelError(
-                f"loss became {loss.item()} at step {step}; use a learning rate below {config.learning_rate}"
-            )
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        task_loss, language_loss = self._add_gradients(batch)
+        loss = task_loss + config.aux_weight * language_loss
+        if not math.isfinite(loss):
+            raise ModelError(f"loss became {loss} at step {step}; use a learning rate below {config.learning_rate}")
         nn.utils.clip_grad_norm_(self._network.parameters(), config.clip_norm)
         for group in self._optimizer.param_groups:
             group["lr"] = config.learning_rate_at(step, self._steps)
         self._optimizer.step()
-        language = None if language_loss is None else language_loss.item()
-        return TrainedStep(step=step + 1, task_loss=task_loss.item(), language_loss=language)
+        language = language_loss if config.aux_weight > 0 else None
+        return TrainedStep(step=step + 1, task_loss=task_loss, language_loss=language)
+
+    def _add_gradients(self, batch: Sequence[Example]) -> tuple[float, float]:
+        """Add the gradients of a batch, a few examples at a time, and return its two losses."""
+        count, rows = len(batch), sum(len(example.rows) for example in batch)
+        task_loss = language_loss = 0.0
+        for part in parts_of(batch):
+            task, language = self._network.losses(part, with_language=self._config.aux_weight > 0)
+            loss = task = task * (len(part) / count)
+            if language is not None:
+                language = language * (sum(len(example.rows) for example in part) / rows)
+                loss = task + self._config.aux_weight * language
+                language_loss += language.item()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            task_loss += task.item()
+        return task_loss, language_loss
 
     def _measure(self, on_note: Callable[[str], None]) -> None:
-        loss, metric = measure(self._network, self._data.held_out, self._config.batch_size)
+        loss, metric = measure(self._network, self._data.held_out)
         self._losses.held_out.append(Measurement(step=self._done, loss=loss, metric=metric))
         if self._losses.stale == 0:
             self._best = copy.deepcopy(self._network.state_dict())
@@ -299,52 +252,6 @@ class _Run:
         except Exception as error:  # torch raises many kinds for values that do not fit
             raise self._state.damaged(error) from error
         return True
-
-
-@torch.no_grad()
-def measure(network: FineTuned, examples: Sequence[Example], batch_size: int) -> tuple[float, float]:
-    """Return the mean loss of the task, and the accuracy, or the mean absolute error of a regression."""
-    network.eval()
-    ordered = sorted(examples, key=lambda example: max(map(len, example.rows)))  # so that batches have little padding
-    loss = metric = 0.0
-    for begin in range(0, len(ordered), batch_size):
-        batch = ordered[begin : begin + batch_size]
-        ids, lengths = _padded([row for example in batch for row in example.rows])
-        ends = network.gpt.hidden(ids, logit_positions=lengths[:, None] - 1)[:, 0]
-        outputs, targets = network.outputs(ends, batch), torch.tensor([example.target for example in batch])
-        if network.has_classes:
-            loss += F.cross_entropy(outputs, targets, reduction="sum").item()
-            metric += (outputs.argmax(1) == targets).sum().item()
-        else:
-            differences = outputs[:, 0] - targets.float()
-            loss += differences.square().sum().item()
-            metric += differences.abs().sum().item()
-    return loss / len(examples), metric / len(examples)
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Return rows of ids padded on the right, where no token sees the padding, (rows, seq), and their lengths."""
-    ids = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-    return ids, torch.tensor([len(row) for row in rows])
-
-
-def _trainable(gpt: GPT, config: FineTuneConfig, new_ids: Sequence[int]) -> GPT:
-    """Return a copy of the network with this dropout, and new embeddings for the tokens `new_ids`."""
-    size = max(gpt.config.vocab_size, *(token_id + 1 for token_id in new_ids), 1)
-    rate = config.dropout
-    network = GPT(replace(gpt.config, vocab_size=size, resid_pdrop=rate, embd_pdrop=rate, attn_pdrop=rate))
-    state = dict(gpt.state_dict())
-    random = torch.Generator().manual_seed(config.seed)
-    for name in ("wte.weight", "lm_head.weight"):
-        if name not in state:
-            continue
-        rows = torch.zeros(size, gpt.config.n_embd)
-        rows[: len(state[name])] = state[name]
-        for token_id in new_ids:
-            rows[token_id] = torch.randn(gpt.config.n_embd, generator=random) * _NEW_ROW_STD
-        state[name] = rows
-    network.load_state_dict(state)
-    return network
 
 
 def _make_optimizer(network: FineTuned, config: FineTuneConfig) -> torch.optim.Optimizer:

@@ -63,7 +63,7 @@ class TrainingState:
             raise self.damaged(error) from error
         if identity != self._identity:
             raise ModelError(
-                f"{self.folder} holds an unfinished training with another configuration, checkpoint or texts; "
+                f"{self.folder} holds an unfinished training with another configuration, checkpoint or data; "
                 "use the same ones, or remove it to start again"
             )
         return values

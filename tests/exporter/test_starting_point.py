@@ -212,7 +212,7 @@ def test_a_state_of_another_checkpoint_or_adapter_is_refused(text: Path, tmp_pat
         (second, LORA), (first, AdapterSettings(lora_rank=3, lora_alpha=3)), (first, None)
     ]  # fmt: skip
     for base, adapter in others:
-        with pytest.raises(ModelError, match="an unfinished training with another configuration, checkpoint or texts"):
+        with pytest.raises(ModelError, match="an unfinished training with another configuration, checkpoint or data"):
             trained(base, text, tmp_path / "out", adapter)
 
 

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GPT2LMHeadModel, OpenAIGPTLMHeadModel
 
-from ortgpt_models import GPT, ModelError, load_network, save_gpt
-from ortgpt_models import finetune as module
+import ortgpt_models.finetune
+from ortgpt_models import GPT, ModelError, finetune_network, load_network, save_gpt
 from ortgpt_models.config import GPTConfig
-from ortgpt_models.finetune import FineTuned, FineTuningResult, finetune
+from ortgpt_models.finetune import FineTuningResult, finetune
 from ortgpt_models.finetune_config import FineTuneConfig
+from ortgpt_models.finetune_network import FineTuned, with_new_tokens
 from ortgpt_models.hf_checkpoint import save_classifier
 from ortgpt_models.progress import Progress
 from ortgpt_models.task_data import Example, TaskData
@@ -83,7 +84,7 @@ def reference(norm: str, folder: Path, model: FineTuned) -> Any:
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_joint_loss_is_that_of_the_paper(norm: str, tmp_path: Path) -> None:
     """L3 = L2 + weight x L1, by the networks of transformers, a row at a time."""
-    gpt = module._trainable(network(norm), FineTuneConfig(**NO_DROPOUT), (DELIMITER, EXTRACT))
+    gpt = with_new_tokens(network(norm), FineTuneConfig(**NO_DROPOUT), (DELIMITER, EXTRACT))
     model = FineTuned(gpt, data(), 0.0)
     examples = texts(5)
     task_loss, language_loss = model.losses(examples, with_language=True)
@@ -103,13 +104,17 @@ def test_the_joint_loss_is_that_of_the_paper(norm: str, tmp_path: Path) -> None:
     assert alone.item() == pytest.approx(task_loss.item(), rel=1e-6)
 
 
-def test_a_step_is_that_of_a_hand_written_loop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part_tokens", [1, 20, 2048])  # an example at a time, some, all
+def test_a_step_is_that_of_a_hand_written_loop(
+    part_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetune_network, "PART_TOKENS", part_tokens)
     values = data(training=texts(6))
     options = {"epochs": 1, "batch_size": 6, "aux_weight": 0.5, "warmup_share": 0.0, **NO_DROPOUT}
     result = run(tmp_path / "out", values, **options)
     gpt = network()
     torch.manual_seed(0)
-    model = FineTuned(module._trainable(gpt, FineTuneConfig(**NO_DROPOUT), (DELIMITER, EXTRACT)), values, 0.0)
+    model = FineTuned(with_new_tokens(gpt, FineTuneConfig(**NO_DROPOUT), (DELIMITER, EXTRACT)), values, 0.0)
     theirs = reference("pre", tmp_path, model)
     head = model.score.weight.detach().clone().requires_grad_()
     total = torch.zeros(())
@@ -159,7 +164,7 @@ def test_both_orders_of_a_pair_are_added_and_choices_share_a_softmax() -> None:
 
 def test_new_tokens_get_rows_and_the_others_keep_theirs() -> None:
     for gpt in (network(), network(tie_word_embeddings=False), network(vocab_size=30)):
-        wider = module._trainable(gpt, FineTuneConfig(), (DELIMITER, EXTRACT))
+        wider = with_new_tokens(gpt, FineTuneConfig(), (DELIMITER, EXTRACT))
         assert wider.config.vocab_size == max(22, gpt.config.vocab_size)
         torch.testing.assert_close(wider.wte.weight[:20], gpt.wte.weight[:20])
         torch.testing.assert_close(wider.head.weight[:20], gpt.head.weight[:20])
@@ -232,7 +237,7 @@ def test_a_state_of_other_data_or_another_recipe_is_refused(tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "out", data(), save_every=1, on_progress=interrupt_at(2))
     for other in ({"values": data(training=texts(23))}, {"seed": 1}, {"aux_weight": 0.1}):
-        with pytest.raises(ModelError, match="another configuration or other texts"):
+        with pytest.raises(ModelError, match="another configuration, checkpoint or data"):
             run(tmp_path / "out", **({"values": data()} | other))
 
 
@@ -243,7 +248,7 @@ def test_it_stops_early_and_writes_the_best_weights(tmp_path: Path, monkeypatch:
         seen.append(copy.deepcopy(model.state_dict()))
         return [1.0, 0.5, 0.6, 0.5, 0.4][len(seen) - 1], 0.0
 
-    monkeypatch.setattr(module, "measure", scripted)
+    monkeypatch.setattr(ortgpt_models.finetune, "measure", scripted)
     notes: list[str] = []
     result = run(tmp_path / "out", data(), epochs=5, evaluate_every=2, patience=2, on_note=notes.append)
     assert [each.loss for each in result.losses.held_out] == [1.0, 0.5, 0.6, 0.5]

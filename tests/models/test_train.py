@@ -165,7 +165,7 @@ def test_a_state_of_another_configuration_or_text_is_refused(text: Path, tmp_pat
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         train([text], out, config=CONFIG, on_progress=interrupt)
-    with pytest.raises(ModelError, match="another configuration, checkpoint or texts"):
+    with pytest.raises(ModelError, match="another configuration, checkpoint or data"):
         train([text], out, config=dataclasses.replace(CONFIG, seed=1))
     path = tmp_path / "out.training" / "state.pt"
     state = torch.load(path, weights_only=True)
