@@ -13,6 +13,7 @@ A network that WORK_FOLDER has is not trained again, so an interrupted run conti
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -87,10 +88,11 @@ def train_line(line: Line, work: Path, texts: list[Path], held_out: Path) -> dic
     from ortgpt_models.train import train
     from ortgpt_models.training_config import TrainingConfig
 
-    out = work / f"{line.panel}, {line.label}".strip(", ").replace(" ", "-").replace(",", "")
+    config = TrainingConfig(**line.settings).resolved()  # figures share networks
+    out = work / hashlib.sha256(repr(config).encode()).hexdigest()[:12]
     if not out.exists():
         torch.set_num_threads(1)  # two small networks side by side are faster than one after the other
-        train(texts, out, config=TrainingConfig(**line.settings), held_out=held_out)
+        train(texts, out, config=config, held_out=held_out)
     record: dict[str, Any] = json.loads((out / "training.json").read_text(encoding="utf-8"))
     return record
 

@@ -70,7 +70,7 @@ def train(
     """
     refuse_existing(out)
     config = config.resolved() if start is None else config.resolved_from(start.n_positions, start.learning_rate)
-    device = choose_device(config.device, bfloat16=config.bfloat16)
+    device = choose_device(config.device, bfloat16=config.bfloat16, compiles=config.compile)
     config = replace(config, device=device.type)
     read = read_texts(texts, held_out)
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
@@ -101,6 +101,9 @@ class _Training:
     def __init__(self, start: StartingPoint, corpus: Corpus, config: TrainingConfig, device: torch.device) -> None:
         self.start, self.corpus, self.config, self.device = start, corpus, config, device
         self.network = start.network.to(device)
+        self.forward: Callable[[Tensor], Tensor] = self.network
+        if config.compile:
+            self.forward = torch.compile(self.network)
         self.weights = {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
         self.optimizer = _make_optimizer(self.weights.values(), config)
         self.losses: list[tuple[int, float]] = []
@@ -170,7 +173,7 @@ class _Training:
     def _add_gradient(self, windows: Tensor) -> float:
         """Add the gradient of one batch, (batch, window + 1), and return its part of the step's loss."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bfloat16):
-            logits = self.network(windows[:, :-1])
+            logits = self.forward(windows[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
         loss = loss / self.config.gradient_accumulation_steps
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped

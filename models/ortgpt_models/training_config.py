@@ -84,6 +84,9 @@ class TrainingConfig:
         "auto", "Device to train on; auto is cuda if PyTorch has it.", choices=("auto", "cpu", "cuda")
     )
     bfloat16: bool = setting(False, "Multiply matrices in bfloat16; refused on a device without instructions for it.")
+    compile: bool = setting(
+        False, "Compile the network by torch.compile, which takes minutes, for faster steps; needs a C++ compiler."
+    )
     evaluate_every: int = setting(250, "Steps between two measurements on the held-out text.", least=1)
     save_every: int = setting(100, "Steps between two saved states.", least=1)
 

@@ -1,6 +1,10 @@
-"""Choose the device of a training, and check what it can multiply in. Knows no network."""
+"""Choose the device of a training, and check what it and the machine can do. Knows no network."""
 
 from __future__ import annotations
+
+import os
+import shutil
+import sys
 
 import torch
 
@@ -10,11 +14,15 @@ from ortgpt_models.errors import ModelError
 _BFLOAT16_OF_CPUS = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 
 
-def choose_device(name: str, *, bfloat16: bool = False) -> torch.device:
+# What torch.compile builds its code with, unless the environment variable CXX names another.
+_COMPILERS = {"darwin": "clang++", "win32": "cl"}
+
+
+def choose_device(name: str, *, bfloat16: bool = False, compiles: bool = False) -> torch.device:
     """Return the device that "auto", "cpu" or "cuda" stands for.
 
     Raises ModelError for cuda if PyTorch has none; with `bfloat16`, also for a device without instructions for its
-    products, which PyTorch would emulate.
+    products, which PyTorch would emulate; and where the training `compiles`, without a C++ compiler.
     """
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
@@ -26,6 +34,12 @@ def choose_device(name: str, *, bfloat16: bool = False) -> torch.device:
     if bfloat16 and not _has_bfloat16(device):
         raise ModelError(
             f"bfloat16: this {device.type} has no instructions for it, so it would be slower than float32; leave it out"
+        )
+    compiler = os.environ.get("CXX") or _COMPILERS.get(sys.platform, "g++")
+    if compiles and shutil.which(compiler) is None:
+        raise ModelError(
+            f"compile: torch.compile needs a C++ compiler, and {compiler} is not installed; install it, name another "
+            "in the environment variable CXX, or leave it out"
         )
     return device
 

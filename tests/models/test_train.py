@@ -359,7 +359,23 @@ def test_what_the_device_does_not_have_is_refused_before_the_training(
         train([text], tmp_path / "out", config=dataclasses.replace(CONFIG, device="cuda"))
     with pytest.raises(ModelError, match=r"^bfloat16: this cpu has no instructions for it"):
         train([text], tmp_path / "out", config=dataclasses.replace(CONFIG, bfloat16=True))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ModelError, match=r"^compile: .* needs a C\+\+ compiler, and no-such-compiler is not installed"):
+        train([text], tmp_path / "out", config=dataclasses.replace(CONFIG, compile=True))
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
     train([text], tmp_path / "out", config=dataclasses.replace(CONFIG, steps=1))
     record = json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))
     assert record["recipe"]["device"] == "cpu"  # what auto chose
+
+
+def test_a_compiled_training_takes_the_same_steps(text: Path, tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, n_layer=1, steps=2, dropout=0.0, warmup_steps=1)
+    plain: list[Progress] = []
+    compiled: list[Progress] = []
+    train([text], tmp_path / "plain", config=config, on_progress=plain.append)
+    config = dataclasses.replace(config, compile=True)
+    train([text], tmp_path / "compiled", config=config, on_progress=compiled.append)
+    assert list(map(loss_of, compiled)) == pytest.approx(list(map(loss_of, plain)), abs=2e-3)
+    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "compiled"))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name].float(), tensor.float(), rtol=1e-2, atol=2e-3)

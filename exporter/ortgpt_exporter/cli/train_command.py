@@ -65,7 +65,7 @@ def train(texts: tuple[Path, ...], out: Path, held_out: Path | None, checkpoint:
         config = TrainingConfig(**options)
         # These fail before a checkpoint is downloaded, not after it.
         refuse_existing(out)
-        choose_device(config.device, bfloat16=config.bfloat16)
+        choose_device(config.device, bfloat16=config.bfloat16, compiles=config.compile)
         read_texts(texts, held_out)
         with progress_bar("train") as bar:
             result = train_network(
