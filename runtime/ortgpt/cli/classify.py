@@ -18,8 +18,8 @@ import numpy as np
 from ortgpt.bundle.checked_json import parse_json
 from ortgpt.classifier import Classifier, load_classifier
 from ortgpt.classifier_input import ClassifierInput
-from ortgpt.cli.options import device_options
-from ortgpt.cli.prompt_lines import FORMATS, PromptFile
+from ortgpt.cli.options import device_options, input_options, verify_option
+from ortgpt.cli.prompt_lines import PromptFile
 from ortgpt.cli.streams import json_text, piped_text, printable, read_argument, write_line
 from ortgpt.errors import (
     ClosedError,
@@ -58,32 +58,17 @@ class _Text:
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
-@click.option(
-    "--input",
-    "input_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help='Take the texts from FILE; each line is a JSON text, list of ids or object with "text" or "prompt", with '
+@input_options(
+    "text",
+    'Take the texts from FILE; each line is a JSON text, list of ids or object with "text" or "prompt", with '
     '"text" and "text_pair", or with "context" and "choices". Its other keys come back with --json, "label" as '
     '"expected". - is standard input.',
-)
-@click.option(
-    "--input-format",
-    type=click.Choice(FORMATS),
-    help="With --input: JSON in each line, or plain text, of which each line is a text. [default: text for *.txt, "
-    "else jsonl]",
 )
 @click.option(
     "--pair", "pairs", nargs=2, multiple=True, metavar="TEXT TEXT", help="Classify a pair of texts; may be repeated."
 )
 @click.option("--json", "as_json", is_flag=True, help="Write a JSON object for each text.")
-@click.option(
-    "--verify",
-    type=click.Choice(["sha256", "size"]),
-    default="sha256",
-    show_default=True,
-    help="What of the bundle's files to compare with its manifest.",
-)
+@verify_option
 @device_options
 def classify(
     bundle: Path, texts: tuple[str, ...], input_file: Path | None, input_format: str | None,

@@ -19,14 +19,10 @@ import click
 
 from ortgpt import __version__
 from ortgpt.bundle.folder import open_bundle
-from ortgpt.cli.classify import classify
-from ortgpt.cli.evaluate import evaluate
 from ortgpt.cli.id_text import as_prompt
 from ortgpt.cli.options import device_options, flag_mention, json_option
 from ortgpt.cli.report import diagnosis_lines, info_lines, info_values
 from ortgpt.cli.streams import json_text, printable, read_text, write_line
-from ortgpt.cli.task import task
-from ortgpt.cli.text import chat, generate
 from ortgpt.errors import OptionError, OrtGptError
 from ortgpt.generator import load
 from ortgpt.tools.seal import seal_bundle
@@ -34,13 +30,49 @@ from ortgpt.tools.seal import seal_bundle
 _COMMANDS_GROUP = "ortgpt.commands"
 
 
+def _chat() -> click.Command:
+    from ortgpt.cli.text import chat
+
+    return chat
+
+
+def _classify() -> click.Command:
+    from ortgpt.cli.classify import classify
+
+    return classify
+
+
+def _eval() -> click.Command:
+    from ortgpt.cli.evaluate import evaluate
+
+    return evaluate
+
+
+def _generate() -> click.Command:
+    from ortgpt.cli.text import generate
+
+    return generate
+
+
+def _task() -> click.Command:
+    from ortgpt.cli.task import task
+
+    return task
+
+
+# Commands with modules of their own, which are imported when they are called: each start pays for one alone.
+_COMMANDS = {"chat": _chat, "classify": _classify, "eval": _eval, "generate": _generate, "task": _task}
+
+
 class _Main(click.Group):
     """Adds the entry-point commands, and turns errors that input can cause into one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *(point.name for point in _entry_points())})
+        return sorted({*super().list_commands(ctx), *_COMMANDS, *(point.name for point in _entry_points())})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _COMMANDS:
+            return _COMMANDS[cmd_name]()
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             return command
@@ -81,13 +113,6 @@ class _Main(click.Group):
 @click.version_option(__version__, prog_name="ortgpt")
 def main() -> None:
     """Turn GPT-2 and GPT-1 checkpoints into ONNX bundles, and generate text from them without PyTorch."""
-
-
-main.add_command(generate)
-main.add_command(chat)
-main.add_command(classify)
-main.add_command(evaluate)
-main.add_command(task)
 
 
 @main.command()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from ortgpt.bundle.checked_json import parse_json
+from ortgpt.cli.prompt_lines import FORMATS
 from ortgpt.cli.streams import read_argument, read_text
 from ortgpt.errors import Mention, OptionError, shown
 from ortgpt.options.generation_options import OPTIONS
 from ortgpt.options.option import Flag, Option
-from ortgpt.tasks.options import COMMAND_OPTIONS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -30,9 +30,10 @@ def chat_options(command: Command) -> Command:
     return _add_flags(command, lambda flag: flag.in_chat)
 
 
-def task_options(command: Command) -> Command:
-    """Add the flags of the options that `ortgpt task` can have."""
-    return _add_flags(command, lambda flag: True, {name: OPTIONS[name] for name in COMMAND_OPTIONS})
+def some_options(names: Iterable[str]) -> Callable[[Command], Command]:
+    """Return what adds the flags of some options of a generation."""
+    options = {name: OPTIONS[name] for name in names}
+    return lambda command: _add_flags(command, lambda flag: True, options)
 
 
 def device_options(command: Command) -> Command:
@@ -42,6 +43,33 @@ def device_options(command: Command) -> Command:
     )
     device = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
     return device(threads(command))
+
+
+def verify_option(command: Command) -> Command:
+    """Add --verify."""
+    return click.option(
+        "--verify",
+        type=click.Choice(["sha256", "size"]),
+        default="sha256",
+        show_default=True,
+        help="What of the bundle's files to compare with its manifest.",
+    )(command)
+
+
+def input_options(noun: str, help: str) -> Callable[[Command], Command]:
+    """Return what adds --input, which `help` describes, and --input-format; `noun` says what a line of text is."""
+
+    def add(command: Command) -> Command:
+        form = click.option(
+            "--input-format",
+            type=click.Choice(FORMATS),
+            help=f"With --input: JSON in each line, or plain text, of which each line is a {noun}. [default: text for "
+            "*.txt, else jsonl]",
+        )
+        file = click.option("--input", "input_file", type=click.Path(path_type=Path), metavar="FILE", help=help)
+        return file(form(command))
+
+    return add
 
 
 def json_option(command: Command) -> Command:

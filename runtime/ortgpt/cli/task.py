@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from ortgpt.bundle.checked_json import parse_json
-from ortgpt.cli.options import device_options, read_options, task_options
-from ortgpt.cli.prompt_lines import FORMATS, PromptFile
+from ortgpt.cli.options import device_options, input_options, read_options, some_options, verify_option
+from ortgpt.cli.prompt_lines import PromptFile
 from ortgpt.cli.streams import (
     completion_values,
     json_text,
@@ -29,6 +29,7 @@ from ortgpt.generator import Generator, load
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.tasks import TaskForm, TaskResult, form_names, form_text, read_form, run_task_batch
 from ortgpt.tasks.form import RESERVED
+from ortgpt.tasks.options import COMMAND_OPTIONS
 
 _CHUNK = 32  # inputs that are computed and written at once
 
@@ -69,7 +70,7 @@ def _show_form(context: click.Context, _: click.Parameter, name: str | None) -> 
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("form")
 @click.argument("text", required=False)
-@task_options
+@some_options(COMMAND_OPTIONS)
 @click.option(
     "--set",
     "settings",
@@ -77,28 +78,13 @@ def _show_form(context: click.Context, _: click.Parameter, name: str | None) -> 
     multiple=True,
     help="Give a field of the form; TEXT is the one field that is left. Repeatable.",
 )
-@click.option(
-    "--input",
-    "input_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Take the inputs from FILE; each line is a JSON object with the fields, whose other keys come back with "
+@input_options(
+    "text",
+    "Take the inputs from FILE; each line is a JSON object with the fields, whose other keys come back with "
     "--json, or a JSON text, which is the one field that --set leaves. - is standard input.",
 )
-@click.option(
-    "--input-format",
-    type=click.Choice(FORMATS),
-    help="With --input: JSON in each line, or plain text, of which each line is a text. [default: text for *.txt, "
-    "else jsonl]",
-)
 @click.option("--json", "as_json", is_flag=True, help="Write a JSON object for each answer.")
-@click.option(
-    "--verify",
-    type=click.Choice(["sha256", "size"]),
-    default="sha256",
-    show_default=True,
-    help="What of the bundle's files to compare with its manifest.",
-)
+@verify_option
 @device_options
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_forms,

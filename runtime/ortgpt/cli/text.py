@@ -12,9 +12,16 @@ import click
 
 from ortgpt.bundle.files import naming
 from ortgpt.cli.id_text import as_prompt, token_text, written
-from ortgpt.cli.options import chat_options, device_options, flag_mention, generation_options, read_options
+from ortgpt.cli.options import (
+    chat_options,
+    device_options,
+    flag_mention,
+    generation_options,
+    input_options,
+    read_options,
+)
 from ortgpt.cli.prompt_files import run_file
-from ortgpt.cli.prompt_lines import FORMATS, PromptFile
+from ortgpt.cli.prompt_lines import PromptFile
 from ortgpt.cli.streams import (
     completion_values,
     json_text,
@@ -51,19 +58,10 @@ continue. Ctrl-C stops it, and its text stays. A line that begins with / is a co
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("prompt", required=False)
 @generation_options
-@click.option(
-    "--input",
-    "input_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help='Take prompts from FILE; each line is a JSON text, list of ids or object: {"prompt": ..., options}, or a '
+@input_options(
+    "prompt",
+    'Take prompts from FILE; each line is a JSON text, list of ids or object: {"prompt": ..., options}, or a '
     'line of an OpenAI batch file: {"custom_id": ..., "body": ...}. A line that fails becomes a record with "error".',
-)
-@click.option(
-    "--input-format",
-    type=click.Choice(FORMATS),
-    help="With --input: JSON in each line, or plain text, of which each line is a prompt. [default: text for *.txt, "
-    "else jsonl]",
 )
 @click.option(
     "--output",
