@@ -59,7 +59,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_BASE, "bundle", "options", "text", "ort", "engine", "decode", "model", "request", "conversation", "embedding",
         "aio",
     ),
-    "ortgpt.integrations": (*_BASE, "options", "decode", "generator"),
+    "ortgpt.integrations": (*_BASE, "options", "ort", "decode", "generator"),
     "ortgpt.tasks": (*_BASE, "bundle", "options", "text", "decode", "model", "generator"),
     "ortgpt": ("engine", "errors", "results", "options", "conversation", "generator", "classifier"),
     "ortgpt.tools": (*_BASE, "bundle", "options", "ort", "engine", "decode", "generator", "ortgpt"),

@@ -32,6 +32,7 @@ from ortgpt_models.progress import OnProgress
 from ortgpt_models.task_data import TaskData, make_task_data
 
 CHECKPOINT, BUNDLE, LOSSES, RECORD = "checkpoint", "bundle", "losses.json", "training.json"
+_MAX_VALUE = 1e18  # of a label: its square, which the loss has, is a float32
 _MIN_MEASURED = 16  # held-out rows that quantisation is measured on; with fewer, it is on random tokens
 _CUTS = {
     FineTuning.CLASSIFICATION: "their texts lose the end",
@@ -158,6 +159,8 @@ def _label(row: TaskRow) -> Any:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
         what = f"{LABEL} = {shown(value)}" if LABEL in row.rest else f'no "{LABEL}"'
         raise PromptError(f"{what} (accepted: a text or an integer, or a number for a regression)")
+    if isinstance(value, float) and not abs(value) <= _MAX_VALUE:
+        raise PromptError(f"{LABEL} = {shown(value)} (accepted for a regression: -{_MAX_VALUE:g} to {_MAX_VALUE:g})")
     return value
 
 

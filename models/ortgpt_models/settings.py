@@ -53,5 +53,5 @@ def _accepted(metadata: Any) -> str:
     if metadata["choices"]:
         return ", ".join(metadata["choices"])
     if above == 0:
-        return "above 0"
+        return f"above 0, at most {most}" if most < math.inf else "a finite number above 0"
     return f"{least} to {most}" if most < math.inf else f"{least} or more"

@@ -94,13 +94,24 @@ def make_task_data(
         training, measured = _split(examples, share, seed)
     else:
         training, measured = examples, [Example(ids, read(label)) for ids, label in held_out]
+    notes = _notes(examples, training, measured, is_drawn=held_out is None)
+    if problem_type == SINGLE_LABEL:
+        trained = {example.target for example in training}
+        unseen = [label for place, label in enumerate(labels) if place not in trained]
+        if len(trained) < 2:
+            only = labels[int(training[0].target)]
+            raise ModelError(
+                f"without the rows held out, all have the label {only!r}; add rows, hold out fewer, or take another seed"
+            )
+        if unseen:
+            notes.append(f"labels of which every row is held out, so that none is trained on: {', '.join(unseen)}")
     return TaskData(
         task=task,
         labels=labels,
         problem_type=problem_type,
         training=tuple(training),
         held_out=tuple(measured),
-        notes=tuple(_notes(examples, training, measured, is_drawn=held_out is None)),
+        notes=tuple(notes),
     )
 
 

@@ -98,3 +98,14 @@ def test_the_learning_rate_rises_and_falls_in_lines() -> None:
     assert (config.steps_per_epoch(64), config.steps_per_epoch(65)) == (2, 3)
     with pytest.raises(ModelError, match=r"epochs = 0 .*; head_dropout = 1\.0 "):
         FineTuneConfig(epochs=0, head_dropout=1.0)
+
+
+def test_labels_without_a_row_to_train_on_are_told() -> None:
+    data = make([*["a"] * 10, *["b"] * 10, "c"], share=0.9, seed=1)
+    missing = sorted({0, 1, 2} - {each.target for each in data.training})
+    assert missing == [2]
+    assert data.notes == ("labels of which every row is held out, so that none is trained on: c",)
+    with pytest.raises(
+        ModelError, match="without the rows held out, all have the label '[ab]'; add rows, hold out fewer"
+    ):
+        make(["a", "b"], share=0.5)

@@ -35,8 +35,15 @@ class TaskTokenizer:
 
     def write(self, folder: Path, files: TokenizerFiles, n_positions: int) -> None:
         """Write tokenizer.json and tokenizer_config.json. Raises OSError."""
-        named = {"tokenizer_class": PLAIN_CLASSES[1], "model_max_length": n_positions, "padding_side": "right"}
-        values = named | dict(files.roles) | {"bos_token": self.start, "pad_token": self.start}
+        values: dict[str, object] = {
+            "tokenizer_class": PLAIN_CLASSES[1],
+            "model_max_length": n_positions,
+            "padding_side": "right",
+            "split_special_tokens": True,  # their names in a text are plain text, as in the training
+            **files.roles,
+            "bos_token": self.start,
+            "pad_token": self.start,
+        }
         for name, text in (
             (File.TOKENIZER, str(self.tokenizer.to_str())),
             (File.TOKENIZER_CONFIG, json.dumps(values, indent=2, ensure_ascii=False) + "\n"),

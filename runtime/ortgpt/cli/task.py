@@ -32,6 +32,7 @@ from ortgpt.tasks.form import RESERVED
 from ortgpt.tasks.options import COMMAND_OPTIONS
 
 _CHUNK = 32  # inputs that are computed and written at once
+_ANSWER, _EXPECTED = "answer", "expected"  # a row's own answer, and its name in the record
 
 _Result = TaskResult | OrtGptError
 
@@ -118,6 +119,8 @@ def task(
     else:
         source = PromptFile(input_file, input_format)
         rows = [_read_line(read, fixed, source.format, line, number) for number, line in source.lines]
+        if not rows:
+            raise OptionError(f"--input {input_file} has no inputs (accepted: one in each line)")
     failed = 0
     write = partial(_write_json, read) if as_json else _write_plain
     with load(bundle, device=device, threads=threads, verify=verify) as generator:
@@ -178,8 +181,10 @@ def _read_line(form: TaskForm, fixed: Mapping[str, str], format: str, line: str,
             return _Row({}, number, error=PromptError(f"not JSON: {error}"))
     if isinstance(value, dict):
         fields = {name: value[name] for name in form.fields if name in value}
-        own = {name: each for name, each in value.items() if name not in fields}
+        own = {_EXPECTED if name == _ANSWER else name: each for name, each in value.items() if name not in fields}
         taken = sorted(RESERVED & own.keys())
+        if _ANSWER in value and _EXPECTED in value:
+            taken.append(_EXPECTED)
         kept = {name: each for name, each in own.items() if name not in taken}
         wrong = f'"{taken[0]}" is a name that the record itself has; rename it' if taken else ""
         return _Row({**fixed, **fields}, number, kept, PromptError(wrong) if wrong else None)

@@ -112,7 +112,7 @@ class _Search:
         logprobs = logprob + self._logprobs(token_ids)
         if may_end:
             whole = _log_sum(logprobs[self._rules.ends])
-            if self._best is None or whole > self._best[0]:
+            if whole > (-math.inf if self._best is None else self._best[0]):
                 self._best = whole, token_ids
         if may_continue:
             self._branch(token_ids, logprobs, self._rules.continues)

@@ -15,16 +15,20 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import register_model
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
-from tqdm import tqdm
-
 from ortgpt.decode.scoring import cut_pair, likelihoods, rolling_pairs
 from ortgpt.errors import BundleError, OptionError, PromptError, shown
 from ortgpt.generator import Generator, load
 from ortgpt.options.exclusions import SAMPLING
 from ortgpt.options.validation import integer
+from ortgpt.ort.package import install_hint
+
+try:
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+    from tqdm import tqdm
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"no package {error.name}; {install_hint('eval')}", name=error.name) from None
 
 _logger = logging.getLogger(__name__)
 

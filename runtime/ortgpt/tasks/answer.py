@@ -30,7 +30,8 @@ def first_sentences(text: str, count: int) -> str:
     """
     text = text.strip()
     for found in _END.finditer(text):
-        if found[0].strip() == "." and _is_short(text[: found.start()]):
+        word = _BEFORE.search(text[: found.start()])
+        if found[0].strip() == "." and word is not None and is_abbreviation(word[0]):
             continue
         count -= 1
         if count == 0:
@@ -38,11 +39,9 @@ def first_sentences(text: str, count: int) -> str:
     return text
 
 
-def _is_short(before: str) -> bool:
-    word = _BEFORE.search(before)
-    if word is None:
-        return False
-    return word[0].lower() in _ABBREVIATIONS or (len(word[0]) == 1 and word[0].isupper() and word[0] != "I")
+def is_abbreviation(word: str) -> bool:
+    """Tell whether a period after a word ends no sentence: after a short title, or a capital letter other than I."""
+    return word.lower() in _ABBREVIATIONS or (len(word) == 1 and word.isupper() and word != "I")
 
 
 def first_words(text: str, count: int, *, is_whole: bool) -> str:

@@ -145,8 +145,10 @@ def _read_answer(top: Table) -> AnswerRule:
     if "labels" in keys:
         labels = table.table("labels", required=True)
         values["labels"] = {name: labels.text(name, "a text, as the prompt goes on for it") for name in labels.values}
-        if table.has("labels") and len(labels.values) < 2:
-            labels.fault("", f"= {shown(labels.values)} (accepted: a table with two labels or more)")
+        texts = [each for each in values["labels"].values() if each]
+        if table.has("labels") and (len(labels.values) < 2 or len({*texts}) < len(texts) or "" in labels.values):
+            accepted = "a table with two labels or more, none without a name, whose texts differ"
+            labels.fault("", f"= {shown(labels.values)} (accepted: {accepted})")
     if "normalize" in keys and table.has("normalize"):
         values["normalize"] = table.choice("normalize", ("tokens", "bytes", "none"))
     if "stop_words" in keys:

@@ -20,7 +20,8 @@ class Table:
         self._taken: list[str] = []
 
     def has(self, key: str) -> bool:
-        """Tell whether the key is there."""
+        """Tell whether the key is there; it is one that the table may have."""
+        self._taken.append(key)
         return key in self.values
 
     def fault(self, key: str, what: str) -> None:
@@ -84,7 +85,8 @@ class Table:
         """Note the keys that nobody took."""
         for key in self.values:
             if key not in self._taken:
-                self._faults.append(f"unknown key {self._name(key)} (accepted: {', '.join(self._taken)})")
+                accepted = ", ".join(dict.fromkeys(self._taken))
+                self._faults.append(f"unknown key {self._name(key)} (accepted: {accepted})")
 
     def _take(self, key: str) -> Any:
         self._taken.append(key)

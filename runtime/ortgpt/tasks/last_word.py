@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from ortgpt.decode.path_search import Mask, Path, PathRules, likeliest_path
-from ortgpt.errors import PromptError
+from ortgpt.errors import PromptError, shown
 from ortgpt.model import LoadedModel
-from ortgpt.tasks.answer import WORD
+from ortgpt.tasks.answer import WORD, is_abbreviation
 from ortgpt.text.tokenizer import Tokenizer
 
 MAX_STEPS = 1_000  # of the search: seconds with GPT-2 small on two CPU cores
@@ -39,8 +39,14 @@ class LastWords:
             )
         self._model = model
         self._stop_words = stop_words
+        self._ends_sentence = bool(ends)
         self._token_bytes = dict(_tokens_with_bytes(model.tokenizer))
         marks = tuple(end.encode() for end in ends)
+        tokens = self._token_bytes.values()
+        idle = [end for end in ends if not any(data.startswith(end.encode()) for data in tokens)]
+        if idle:
+            path = model.bundle.path
+            raise PromptError(f"ends: {shown(idle[0])} begins no token of {path}; name what one begins with")
         self._rules = PathRules(
             begins=self._mask(token_id for token_id, data in self._token_bytes.items() if _FIRST.fullmatch(data)),
             continues=self._mask(token_id for token_id, data in self._token_bytes.items() if _INSIDE.fullmatch(data)),
@@ -77,7 +83,9 @@ class LastWords:
             word = self._bytes_of(token_ids).decode()
         except UnicodeDecodeError:
             return False
-        return WORD.fullmatch(word) is not None and word.lower().replace("’", "'") not in self._stop_words
+        if WORD.fullmatch(word) is None or (self._ends_sentence and is_abbreviation(word)):
+            return False
+        return word.lower().replace("’", "'") not in self._stop_words
 
 
 def _tokens_with_bytes(tokenizer: Tokenizer) -> Iterator[tuple[int, bytes]]:

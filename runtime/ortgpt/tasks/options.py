@@ -11,7 +11,7 @@ from ortgpt.options.generation_options import OPTIONS, GenerationOptions
 # They give several answers, or more than an answer.
 _NOT_IN_TASKS = ("num_return_sequences", "logprobs", "echo")
 _OF_ASSISTANT = ("assistant_model", "num_assistant_tokens")
-_OF_CALL = ("timeout_s", "seed")  # a form says nothing of them
+_OF_CALL = ("timeout_s", "seed", "logit_bias")  # a form says nothing of them, nor of the ids of a model
 _OF_PROMPT = ("context_overflow", "keep_tokens")
 _OF_BEAMS = ("num_beams", "length_penalty", "early_stopping")
 

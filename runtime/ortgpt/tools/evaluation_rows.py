@@ -114,8 +114,8 @@ def _read_row(kind: str, values: Mapping[str, Any], line: int, delimiter: str) -
         return Row(line=line, context="", continuations=[text], choices=[text], answer=0)
     if kind == LAST_WORD:
         context, _, word = _text(values, "text").rpartition(" ")
-        if not word.strip() or not context.strip():
-            raise _bad("text", values["text"], "a last word with a space and other words before it")
+        if word.split() != [word] or not context.strip():
+            raise _bad("text", values["text"], "a last word, with a space before it and no white space after it")
         return Row(line=line, context=context, continuations=[f" {word}"], choices=[word], answer=0)
     context = _text(values, "context", empty=True)
     if kind == COMPLETION:

@@ -119,7 +119,7 @@ def test_forms_with_several_fields(austen: ortgpt.Generator, own: Path, tmp_path
 
 
 def test_a_line_that_fails_has_its_error_in_its_place(austen: ortgpt.Generator, tmp_path: Path) -> None:
-    bad: list[Any] = [{"x": 1}, [5], {"text": 5}, {"text": "a", "answer": "b"}, "a truth " * 300]
+    bad: list[Any] = [{"x": 1}, [5], {"text": 5}, {"text": "a", "answer": "b", "expected": "c"}, "a truth " * 300]
     lines = [json.dumps(each) for each in ["She was a", *bad]] + ["{", '"He is not"']
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     result = run("austen", "classify", "--json", "--input", tmp_path / "in.jsonl")
@@ -134,7 +134,7 @@ def test_a_line_that_fails_has_its_error_in_its_place(austen: ortgpt.Generator, 
         messages,
         (
             "the field text is missing", "[5] (accepted: an object with text, or a text)",
-            "text = 5 (accepted: a text)", '"answer" is a name that the record itself has; rename it',
+            "text = 5 (accepted: a text)", '"expected" is a name that the record itself has; rename it',
             "exceed the context of 256", "not JSON: ",
         ),
         strict=True,
@@ -143,6 +143,22 @@ def test_a_line_that_fails_has_its_error_in_its_place(austen: ortgpt.Generator, 
     plain = run("austen", "classify", "--input", tmp_path / "in.jsonl").stdout.splitlines()
     assert plain[0] == label_line(run_task(austen, "classify", "She was a"))
     assert [line.startswith(f"error  line {number}: ") for number, line in enumerate(plain, 1)][1:7] == [True] * 6
+
+
+def test_an_answer_in_a_row_comes_back_as_expected(austen: ortgpt.Generator, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "She was a", "answer": "positive", "id": 7}\n')
+    (record,) = map(
+        json.loads, run("austen", "classify", "--json", "--input", tmp_path / "in.jsonl").stdout.splitlines()
+    )
+    expected = run_task(austen, "classify", "She was a")
+    assert (record["id"], record["expected"], record["answer"]) == (7, "positive", expected.answer)
+
+
+def test_a_file_without_inputs_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("\n \n")
+    result = run("austen", "classify", "--input", tmp_path / "in.jsonl")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "has no inputs (accepted: one in each line)" in result.stderr
 
 
 def test_more_lines_than_are_computed_at_once_stay_in_order(austen: ortgpt.Generator, tmp_path: Path) -> None:

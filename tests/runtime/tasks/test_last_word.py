@@ -12,7 +12,9 @@ import torch
 
 import ortgpt
 from ortgpt.decode import path_search
+from ortgpt.errors import PromptError
 from ortgpt.tasks import TaskForm, last_word, run_task
+from ortgpt.tasks.last_word import LastWords
 from support import write_checkpoint
 
 PROMPTS = ["It is a truth", "however little known", "of some one or other of their"]
@@ -184,3 +186,16 @@ def _word_pieces(folder: Any) -> Any:
     tokenizer.train_from_iterator(["it is a truth universally acknowledged"], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+def test_what_begins_no_token_ends_no_word(small: ortgpt.Generator) -> None:
+    with pytest.raises(PromptError, match=r"ends: '日本x' begins no token of .*; name what one begins with"):
+        run_task(small, form(ends=[".", "日本x"]), "It is a")
+
+
+def test_a_word_that_a_period_only_shortens_is_no_last_word(austen: Any) -> None:
+    assert run_task(austen, "cloze", "He is").answer not in ("Mr", "Mrs", "")  # "Mr" is what a period follows best
+    titles = LastWords(austen, (), (".",)), LastWords(austen, (), ())
+    words = (" Mr", " Mrs", " J", " I", " man")
+    found = [[each._may_end(austen.tokenizer.encode(word)) for word in words] for each in titles]
+    assert found == [[False, False, False, True, True], [True] * 5]

@@ -36,8 +36,8 @@ def test_what_is_read() -> None:
     assert (found.context, found.continuations) == ("a\n", [" b"])
     (found,) = read({"context": "a\n", "target": "b"}, delimiter="-> ").rows
     assert found.continuations == ["-> b"]
-    (found,) = read({"text": "one two  three\nfour"}, kind="last-word").rows
-    assert (found.context, found.continuations) == ("one two ", [" three\nfour"])
+    (found,) = read({"text": "one\ntwo  three"}, kind="last-word").rows
+    assert (found.context, found.continuations) == ("one\ntwo ", [" three"])
     (found,) = read({"text": " a "}).rows
     assert (found.context, found.continuations, found.choices) == ("", [" a "], [" a "])
 
@@ -88,7 +88,9 @@ def test_a_fault_is_named_by_its_line(row: object, fault: str) -> None:
         ("perplexity", {"text": ""}, r"text = '' \(accepted: a text of at least one character\)"),
         ("perplexity", {"context": "a"}, 'no "text"'),
         ("last-word", {"text": "word"}, "text = 'word'"),
-        ("last-word", {"text": "two words "}, "a last word with a space and other words before it"),
+        ("last-word", {"text": "two words "}, "a last word, with a space before it and no white space after it"),
+        ("last-word", {"text": "two words\n"}, "no white space after it"),
+        ("last-word", {"text": "some two\nwords"}, "no white space after it"),
         ("last-word", {"text": "  word"}, "text = '  word'"),
     ],
 )
