@@ -101,7 +101,7 @@ def make_task_data(
         if len(trained) < 2:
             only = labels[int(training[0].target)]
             raise ModelError(
-                f"without the rows held out, all have the label {only!r}; add rows, hold out fewer, or take another seed"
+                f"without the rows held out, all have the label {only!r}; add rows, hold out fewer or take another seed"
             )
         if unseen:
             notes.append(f"labels of which every row is held out, so that none is trained on: {', '.join(unseen)}")
