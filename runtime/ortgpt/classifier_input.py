@@ -17,6 +17,10 @@ ClassifierPrompt = Prompt | tuple[str, str]
 """A text, its token ids, or a pair of texts."""
 
 _OF_PAIRS = (FineTuning.ENTAILMENT, FineTuning.SIMILARITY)
+# What a message says is accepted: in Python, on the command line, and as a row of a file.
+_TEXT = 'a text, a row with "text", or token ids'
+_PAIR = 'a pair of texts: a tuple, --pair, or a row with "text" and "text_pair"'
+_CHOICES = 'a context with choices: choose(), or a row with "context" and "choices"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +89,13 @@ class InputReader:
         task = self._finetuning_task
         if task == FineTuning.MULTIPLE_CHOICE:
             raise PromptError(
-                f"{name} = {shown(text)} has no choices, and this classifier ranks choices (accepted: a context and a "
-                "list of choices, by choose() or by a row with both)"
+                f"{name} = {shown(text)} has no choices, and the task {task} ranks choices (accepted: {_CHOICES})"
             )
         if is_pair(text):
             return self._checked(name, *self._pair_rows(*text, name))
         if task == FineTuning.SIMILARITY or (task in _OF_PAIRS and isinstance(text, str)):
             raise PromptError(
-                f"{name} = {shown(text)} is not a pair, and this classifier reads pairs, for {task} (accepted: a tuple "
-                "of two texts)"
+                f"{name} = {shown(text)} is not a pair, and the task {task} reads pairs (accepted: {_PAIR})"
             )
         ids = prompt_ids(cast(Prompt, text), self._tokenizer, self._limit, name)  # a pair is not one, which mypy misses
         if not isinstance(text, str):
@@ -112,7 +114,8 @@ class InputReader:
     def read_choices(self, context: str, choices: Iterable[str], name: str) -> ClassifierInput:
         """Read a context and its choices, which messages call `name`; raises as read() does."""
         if self._finetuning_task != FineTuning.MULTIPLE_CHOICE:
-            raise PromptError(f"{name} has choices, and this classifier gives labels (accepted: what classify() takes)")
+            accepted = _PAIR if self._finetuning_task in _OF_PAIRS else _TEXT
+            raise PromptError(f"{name} has choices, and what is asked for is a label (accepted: {accepted})")
         if not isinstance(context, str):
             raise PromptError(f"{name}: context = {shown(context)} (accepted: a text)")
         given = [choices] if isinstance(choices, str) or not isinstance(choices, Iterable) else [*choices]
@@ -143,10 +146,7 @@ class InputReader:
     def _pair_template(self, name: str) -> PairTemplate:
         pair = None if self._template is None else self._template.pair
         if pair is None or self._labels_tokens or self._finetuning_task == FineTuning.CLASSIFICATION:
-            raise PromptError(
-                f"{name} is a pair, and this classifier labels single texts (accepted: a text, or a sequence of token "
-                "ids)"
-            )
+            raise PromptError(f"{name} is a pair, and what gets a label is a single text (accepted: {_TEXT})")
         return pair
 
     def _cut(self, texts: Sequence[list[int]], around: int) -> tuple[list[list[int]], int]:

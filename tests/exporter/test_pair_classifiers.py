@@ -73,7 +73,7 @@ def test_tokens_have_spans_beside_those_around_the_text(tmp_path: Path) -> None:
         first, *inner, last = [(token.start, token.end) for token in result.tokens]
         assert (first, last) == ((None, None), (None, None))
         assert (inner[0][0], inner[-1][1]) == (0, 5)
-        with pytest.raises(ortgpt.PromptError, match=r"texts\[0\] is a pair, and this classifier labels single texts"):
+        with pytest.raises(ortgpt.PromptError, match=r"texts\[0\] is a pair, and what gets a label is a single text"):
             classifier.classify([("a", "b")])
 
 
@@ -123,18 +123,20 @@ def test_choices_that_cannot_be_ranked_are_refused(
 def test_what_a_bundle_does_not_read_is_refused(choosing: tuple[Any, Path, Path], tmp_path: Path) -> None:
     with ortgpt.load_classifier(choosing[2]) as classifier:
         for text in ("a", ("a", "b"), [5]):
-            with pytest.raises(ortgpt.PromptError, match=r"texts\[0\] = .* this classifier ranks choices .*choose\(\)"):
+            with pytest.raises(
+                ortgpt.PromptError, match=r"texts\[0\] = .* the task multiple-choice ranks choices .*choose\(\)"
+            ):
                 classifier.classify([text])
     for task, wrong, reason in (
-        ("classification", ("a", "b"), "this classifier labels single texts"),
-        ("entailment", "a", "is not a pair, and this classifier reads pairs, for entailment"),
-        ("similarity", [5, 6], "is not a pair, and this classifier reads pairs, for similarity"),
+        ("classification", ("a", "b"), "what gets a label is a single text"),
+        ("entailment", "a", "is not a pair, and the task entailment reads pairs"),
+        ("similarity", [5, 6], "is not a pair, and the task similarity reads pairs"),
     ):
         write_pair_classifier(tmp_path / task, task)
         with ortgpt.load_classifier(export_bundle(tmp_path / task, tmp_path / f"{task}-bundle").path) as classifier:
             with pytest.raises(ortgpt.PromptError, match=reason):
                 classifier.classify([wrong])
-            with pytest.raises(ortgpt.PromptError, match="context has choices, and this classifier gives labels"):
+            with pytest.raises(ortgpt.PromptError, match="context has choices, and what is asked for is a label"):
                 classifier.choose("a", ["b", "c"])
             if task == "entailment":
                 ids = [START, 5, DELIMITER_ID, 6, EXTRACT_ID]
@@ -165,7 +167,7 @@ def test_rows_of_a_file_are_pairs_or_choices(choosing: tuple[Any, Path, Path], t
     messages = [record["error"]["message"] for record in records[3:]]
     for message, reason in zip(messages, (
         "the text = 'a' is not a pair", "premise alone", "hypothesis = 5 (accepted: two texts)",
-        "text, premise, text_pair together", "the row has choices, and this classifier gives labels",
+        "text, premise, text_pair together", "the row has choices, and what is asked for is a label",
     ), strict=True):  # fmt: skip
         assert message.startswith(reason)
     pair = CliRunner().invoke(main, ["classify", str(bundle), "--pair", "a", "b"])

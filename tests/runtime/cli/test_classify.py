@@ -139,7 +139,7 @@ def test_a_pair_for_a_classifier_of_texts_is_an_answer_of_its_own(text_classifie
     result = run(text_classifier.bundle, "--pair", "a", "b", "--pair", "c", "d")
     lines = result.stdout.splitlines()
     assert (result.exit_code, len(lines)) == (1, 2)
-    assert lines[1].startswith("error  --pair 2 is a pair, and this classifier labels single texts")
+    assert lines[1].startswith("error  --pair 2 is a pair, and what gets a label is a single text")
 
 
 def test_more_lines_than_are_computed_at_once_stay_in_order(text_classifier: Exported, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import ortgpt
 from ortgpt import GenerationOptions
 from ortgpt.cli.main import main
 from ortgpt.cli.options import read_options
+from ortgpt.cli.text import generate
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +72,7 @@ def test_generate_passes_every_option_on(
 
 def test_every_option_of_a_call_is_on_the_command_line() -> None:
     """But those that only a program can give."""
-    known = {parameter.name for parameter in main.commands["generate"].params}
+    known = {parameter.name for parameter in generate.params}
     elsewhere = {"do_sample": "greedy", "assistant_model": "assistant", "grammar": "grammar_regex"}
     programs = {"logits_processor", "cancel", "pad_token_id"}
     names = {elsewhere.get(name, name) for name in GenerationOptions.__dataclass_fields__ if name not in programs}
