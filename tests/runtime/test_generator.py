@@ -134,7 +134,7 @@ def test_stop_strings_cut_the_text(small: ortgpt.Generator) -> None:
         ([3, 2.0], r"prompt\[1\] = 2\.0 \("),
         ([True], r"prompt\[0\] = True \("),
         ([1, 2, False], r"prompt\[2\] = False \("),
-        ([np.int64(1), np.True_], r"prompt\[1\] = np\.True_ \("),
+        ([np.int64(1), np.True_], r"prompt\[1\] = (np\.True_|True) \("),  # as NumPy 2 and 1 write it
         (["a"], r"prompt\[0\] = 'a' \("),
         ([5, None], r"prompt\[1\] = None \("),
         (np.array([3.0, 1.5]), r"prompt\[0\] = 3\.0 \("),
