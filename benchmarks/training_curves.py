@@ -121,8 +121,11 @@ def draw_sizes(records: list[dict[str, Any]], path: Path) -> None:
     axes.plot(parameters, losses, marker="o", color=COLOURS["pre"])
     for record, count, loss in zip(records, parameters, losses, strict=True):
         label = f"{record['recipe']['n_layer']} × {record['recipe']['n_embd']}"
-        axes.annotate(label, (count, loss), (0, 7), textcoords="offset points", ha="center")
+        axes.annotate(label, (count, loss), (7, 5), textcoords="offset points")
     axes.set_xscale("log")
+    axes.set_xticks(parameters, [f"{count / 1e6:.2g} M" for count in parameters])
+    axes.minorticks_off()
+    axes.margins(0.12)
     axes.set_xlabel("parameters")
     axes.set_ylabel("held-out loss, bits per byte")
     save(figure, path)
