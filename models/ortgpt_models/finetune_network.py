@@ -40,7 +40,7 @@ class FineTuned(nn.Module):
     def losses(self, examples: Sequence[Example], *, with_language: bool) -> tuple[Tensor, Tensor | None]:
         """Return the mean loss of the task, and of the language model if wanted.
 
-        The latter is the mean over rows of a row's mean over its tokens, from the second on, as GPT-1's code has it.
+        The latter is the mean over rows of a row's mean over its tokens, from the second on.
         """
         ids, lengths = _padded([row for example in examples for row in example.rows])
         last = lengths[:, None] - 1

@@ -60,7 +60,8 @@ def _task() -> click.Command:
     return task
 
 
-# Commands with modules of their own, which are imported when they are called: each start pays for one alone.
+# Commands with modules of their own, which are imported when they are called: each start pays for one alone. They are
+# functions with imports, since PyInstaller finds those.
 _COMMANDS = {"chat": _chat, "classify": _classify, "eval": _eval, "generate": _generate, "task": _task}
 
 
