@@ -50,7 +50,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt.conversation": (*_BASE, "options", "text", "model", "continuation", "request"),
     "ortgpt.embedding": (*_BASE, "options", "engine", "decode", "model"),
     "ortgpt.aio": _BASE,
-    "ortgpt.task_rows": _BASE,
+    "ortgpt.task_rows": (*_BASE, "bundle"),
     "ortgpt.classifier_input": (*_BASE, "bundle", "text", "model"),
     "ortgpt.classifier": (
         *_BASE, "bundle", "options", "text", "ort", "sampling", "engine", "decode", "model", "classifier_input",
@@ -62,7 +62,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt.integrations": (*_BASE, "options", "ort", "decode", "generator"),
     "ortgpt.tasks": (*_BASE, "bundle", "options", "text", "decode", "model", "generator"),
     "ortgpt": ("engine", "errors", "results", "options", "conversation", "generator", "classifier"),
-    "ortgpt.tools": (*_BASE, "bundle", "options", "ort", "engine", "decode", "generator", "ortgpt"),
+    "ortgpt.tools": (*_BASE, "bundle", "options", "ort", "engine", "decode", "generator", "task_rows", "ortgpt"),
     "ortgpt.cli": (
         *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "classifier",
         "classifier_input", "task_rows", "tasks", "tools", "ortgpt",

@@ -14,7 +14,7 @@ from ortgpt.bundle.folder import Bundle
 from ortgpt.classifier_input import InputReader
 from ortgpt.contract import DType, FineTuning, TokenizerKind
 from ortgpt.errors import PromptError, shown
-from ortgpt.task_rows import ANSWER, LABEL, TaskRow
+from ortgpt.task_rows import LABEL, TaskRow, right_choice
 from ortgpt_exporter.checkpoint.load import Checkpoint, CheckpointSource, load_checkpoint
 from ortgpt_exporter.checkpoint.task_tokens import TaskTokenizer, task_tokenizer
 from ortgpt_exporter.errors import ExportError
@@ -165,14 +165,7 @@ def _label(row: TaskRow) -> Any:
 
 
 def _answer(row: TaskRow) -> int:
-    """Return the place of the right choice. Raises PromptError for an answer that is no choice."""
-    value, choices = row.rest.get(ANSWER), [*row.choices]
-    if isinstance(value, str) and value in choices:
-        return choices.index(value)
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(choices):
-        return value
-    what = f"{ANSWER} = {shown(value)}" if ANSWER in row.rest else f'no "{ANSWER}"'
-    raise PromptError(f"{what} (accepted: 0 to {len(choices) - 1}, or the text of a choice)")
+    return right_choice(row.rest, row.choices)
 
 
 def _pairs(rows: Sequence[LabelledRow]) -> list[tuple[tuple[tuple[int, ...], ...], Any]]:

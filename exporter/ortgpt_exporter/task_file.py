@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ortgpt.bundle.checked_json import parse_json
 from ortgpt.classifier_input import ClassifierInput, InputReader
 from ortgpt.errors import ContextLengthError, PromptError, shown
-from ortgpt.task_rows import TaskRow, read_row
+from ortgpt.task_rows import TaskRow, parse_object, read_row
 from ortgpt_exporter.errors import ExportError
 from ortgpt_exporter.texts import read_utf8
 
@@ -39,7 +38,7 @@ def is_json_lines(path: str | Path) -> bool:
 def read_task_row(reader: InputReader, line: str, name: str) -> ClassifierInput:
     """Return what a line of JSON asks about. Raises PromptError or ContextLengthError, which name it."""
     try:
-        return _as_input(reader, _parsed(line))
+        return _as_input(reader, read_row(parse_object(line)))
     except (PromptError, ContextLengthError) as error:
         raise error.at(name) from None
 
@@ -55,7 +54,7 @@ def read_labelled_rows(path: Path, reader: InputReader, read_label: Callable[[Ta
         if not line.strip():
             continue
         try:
-            row = _parsed(line)
+            row = read_row(parse_object(line))
             asked = _as_input(reader, row)
             rows.append(LabelledRow(line=number, asked=asked, text=line, label=read_label(row)))
         except (PromptError, ContextLengthError) as error:
@@ -63,20 +62,11 @@ def read_labelled_rows(path: Path, reader: InputReader, read_label: Callable[[Ta
     if faults:
         more = len(faults) - _MAX_FAULTS
         listed = "; ".join(faults[:_MAX_FAULTS]) + (f"; and {more:,} more" if more > 0 else "")
-        raise ExportError(f"{path} has {len(faults):,} rows that cannot be used: {listed}")
+        rows_at_fault = "1 row" if len(faults) == 1 else f"{len(faults):,} rows"
+        raise ExportError(f"{path} has {rows_at_fault} that cannot be used: {listed}")
     if not rows:
         raise ExportError(f"{path} has no row (accepted: a JSON object in each line)")
     return rows
-
-
-def _parsed(line: str) -> TaskRow:
-    try:
-        value = parse_json(line)
-    except ValueError as error:
-        raise PromptError(f"not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise PromptError(f"{shown(value)} (accepted: a JSON object)")
-    return read_row(value)
 
 
 def _as_input(reader: InputReader, row: TaskRow) -> ClassifierInput:

@@ -5,11 +5,12 @@ Knows no model, and does not judge what the keys hold beyond its form.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ortgpt.errors import PromptError
+from ortgpt.bundle.checked_json import parse_json
+from ortgpt.errors import PromptError, shown
 
 TEXT_KEYS = ("text", "prompt")
 PAIR_KEYS = (("text", "text_pair"), ("premise", "hypothesis"), ("sentence1", "sentence2"))
@@ -46,6 +47,28 @@ class TaskRow:
     def has_choices(self) -> bool:
         """Whether it has a context with choices."""
         return self.keys == CHOICE_KEYS
+
+
+def parse_object(line: str) -> dict[str, Any]:
+    """Return the object in a line of JSON. Raises PromptError."""
+    try:
+        value = parse_json(line)
+    except ValueError as error:
+        raise PromptError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise PromptError(f"{shown(value)} (accepted: a JSON object)")
+    return value
+
+
+def right_choice(values: Mapping[str, Any], choices: Sequence[str]) -> int:
+    """Return the place of the choice that the answer in `values` names, by place or by text. Raises PromptError."""
+    answer = values.get(ANSWER)
+    if isinstance(answer, str) and answer in choices:
+        return choices.index(answer)
+    if type(answer) is int and 0 <= answer < len(choices):
+        return answer
+    what = f"{ANSWER} = {shown(answer)}" if ANSWER in values else f'no "{ANSWER}"'
+    raise PromptError(f"{what} (accepted: an integer from 0 to {len(choices) - 1}, or the text of a choice)")
 
 
 def read_row(value: Mapping[str, Any]) -> TaskRow:

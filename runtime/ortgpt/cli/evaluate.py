@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ortgpt.cli.options import device_options, json_option
-from ortgpt.cli.streams import json_text, read_text, write_line
+from ortgpt.cli.streams import json_text, read_argument, read_text, write_line
 from ortgpt.generator import load
 from ortgpt.results import Evaluation
 from ortgpt.tools.evaluate import evaluate_rows
@@ -45,6 +45,8 @@ def evaluate(
     is computed; each such line is named, and the exit code is 1.
     """
     source = "standard input" if data_file == "-" else data_file
+    if delimiter is not None:
+        delimiter = read_argument("--delimiter", delimiter)
     rows = read_rows(read_text(data_file), source, kind=kind, delimiter=delimiter, limit=limit)
     with load(bundle, device=device, threads=threads) as generator:
         hidden = not sys.stderr.isatty()

@@ -24,6 +24,7 @@ _NEEDS: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("slide_tokens", "context_overflow", lambda how: how == "slide", '{context_overflow.name} "slide"'),
     ("num_assistant_tokens", "assistant_model", lambda model: model is not None, "an {assistant_model.name}"),
 )  # fmt: skip
+_OF_BEAMS = ("num_beams", "length_penalty", "early_stopping")
 # What num_beams above 1 excludes, beside the options of sampling.
 _NOT_WITH_BEAMS = (
     "logprobs", "prompt_lookup_num_tokens", "assistant_model", "grammar", "context_overflow", "deterministic"
@@ -48,6 +49,25 @@ def check_together(options: Options, declared: Mapping[str, Option], sample: boo
     if options["deterministic"] and drafting:
         raise _error(options, f"{_fields(drafting)} cannot be combined with {{deterministic}}: it takes no drafts")
     _check_sequences(options, sample)
+
+
+def gives_way(name: str, value: Any, call: Options) -> bool:
+    """Tell whether an option, which a call leaves unset, has no effect beside what the call sets, or excludes that."""
+    if any(
+        option == name and call[other] is not None and not is_met(call[other]) for option, other, is_met, _ in _NEEDS
+    ):
+        return True
+    if (call["num_beams"] or 1) > 1:
+        return name in (*SAMPLING, "do_sample", *_NOT_WITH_BEAMS)
+    if call["do_sample"] is False or call["temperature"] == 0:
+        return name in (*SAMPLING, "do_sample")
+    drafting = ("prompt_lookup_num_tokens", "assistant_model")
+    if name in drafting and _given(call, *drafting, "deterministic"):
+        return True
+    draws = bool(call["do_sample"] or _given_sampling(call))
+    if draws and {"do_sample": False, "temperature": 0}.get(name) == value:
+        return True
+    return name in _OF_BEAMS and (draws or bool(_given(call, *_NOT_WITH_BEAMS)))
 
 
 def _check_sampling(options: Options, sample: bool) -> None:

@@ -85,6 +85,8 @@ class TaskForm:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, name: str = "form") -> TaskForm:
         """Make a form from the parsed TOML of a file. Raises FormError that names every fault."""
+        if not isinstance(values, Mapping):
+            raise FormError(f"{name} = {shown(values)} (accepted: a mapping of the keys of a form)")
         faults: list[str] = []
         top = Table(values, faults)
         description = top.text("description", "a text of one line")
@@ -176,6 +178,8 @@ def read_form(source: str | os.PathLike[str]) -> TaskForm:
 
     Raises FormNotFoundError, or FormError that names every fault of the file.
     """
+    if not isinstance(source, (str, os.PathLike)):
+        raise FormError(f"form = {shown(source)} (accepted: the name of a form, or the path of a file)")
     import tomllib  # here, since only tasks need it
 
     if isinstance(source, str) and not source.endswith(".toml") and not os.path.dirname(source):

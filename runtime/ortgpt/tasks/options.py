@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ortgpt.errors import OptionError
-from ortgpt.options.exclusions import SAMPLING
+from ortgpt.options.exclusions import gives_way
 from ortgpt.options.generation_options import OPTIONS, GenerationOptions
 
 # They give several answers, or more than an answer.
@@ -13,7 +13,6 @@ _NOT_IN_TASKS = ("num_return_sequences", "logprobs", "echo")
 _OF_ASSISTANT = ("assistant_model", "num_assistant_tokens")
 _OF_CALL = ("timeout_s", "seed", "logit_bias")  # a form says nothing of them, nor of the ids of a model
 _OF_PROMPT = ("context_overflow", "keep_tokens")
-_OF_BEAMS = ("num_beams", "length_penalty", "early_stopping")
 
 TASK_OPTIONS = tuple(name for name in OPTIONS if name not in _NOT_IN_TASKS)
 """What the call of a task whose answer is generated can have."""
@@ -44,14 +43,9 @@ def check_options(options: GenerationOptions, accepted: tuple[str, ...], why: st
 def merged(form: GenerationOptions, call: GenerationOptions) -> GenerationOptions:
     """Return the options of a call, with those of the form where the call sets none.
 
-    What the form says of sampling gives way where the call asks for greedy or beam search; what it says of those gives
-    way where the call samples.
+    An option of the form gives way where the call sets another that it has no effect beside, or that it excludes.
     """
-    own = {name: getattr(form, name) for name in OPTIONS if getattr(call, name) is None}
-    own = {name: value for name, value in own.items() if value is not None}
-    if call.do_sample is False or call.temperature == 0 or (call.num_beams or 1) > 1:
-        own = {name: value for name, value in own.items() if name not in (*SAMPLING, "do_sample")}
-    elif call.do_sample or any(getattr(call, name) is not None for name in SAMPLING):
-        greedy = {"do_sample": False, "temperature": 0.0}
-        own = {name: value for name, value in own.items() if name not in _OF_BEAMS and greedy.get(name) != value}
+    chosen = {name: getattr(call, name) for name in OPTIONS}
+    own = {name: getattr(form, name) for name, value in chosen.items() if value is None}
+    own = {name: value for name, value in own.items() if value is not None and not gives_way(name, value, chosen)}
     return replace(call, **own) if own else call

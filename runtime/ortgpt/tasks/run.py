@@ -71,7 +71,7 @@ def run_task_batch(
 
     Continuations are generated together, as by generate_batch(); words and labels are ranked one input at a time.
     """
-    if isinstance(rows, (str, Mapping)):
+    if isinstance(rows, (str, Mapping)) or not isinstance(rows, Sequence):
         raise PromptError(f"rows = {shown(rows)} (accepted: a list of fields; run_task takes those of one input)")
     form = form if isinstance(form, TaskForm) else read_form(form)
     if not generator.has_text:

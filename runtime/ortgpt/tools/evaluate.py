@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ortgpt.bundle.files import decode_text
 from ortgpt.decode.scoring import Likelihood, Pair, cut_pair, likelihoods, rolling_pairs
-from ortgpt.errors import BundleError, ContextLengthError, PromptError
+from ortgpt.errors import BundleError, ContextLengthError, OptionError, PromptError
 from ortgpt.generator import Generator
 from ortgpt.results import Evaluation, Metric, exp
 from ortgpt.tools.evaluation_rows import MULTIPLE_CHOICE, PERPLEXITY, Row, Rows, read_rows, refuse
@@ -42,6 +42,8 @@ def evaluate_file(
     of all. Raises OptionError, OSError, PromptError that names each line at fault, before anything is computed, and
     BundleError for a bundle without a tokenizer.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise OptionError.bad_value("path", path, "a text or a path of the file system")
     with open(path, "rb") as file:
         data = file.read()
     try:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ortgpt.bundle.checked_json import parse_json
 from ortgpt.errors import OptionError, PromptError, listed, shown
 from ortgpt.options.validation import integer
+from ortgpt.task_rows import parse_object, right_choice
 
 MULTIPLE_CHOICE, COMPLETION, LAST_WORD, PERPLEXITY = "multiple-choice", "completion", "last-word", "perplexity"
 KINDS = (MULTIPLE_CHOICE, COMPLETION, LAST_WORD, PERPLEXITY)
@@ -65,7 +65,7 @@ def read_rows(
     rows, faults = [], []
     for number, line in lines:
         try:
-            rows.append(_read_row(kind, _parsed(line), number, " " if delimiter is None else delimiter))
+            rows.append(_read_row(kind, parse_object(line), number, " " if delimiter is None else delimiter))
         except PromptError as error:
             faults.append((number, str(error)))
     refuse(source, faults, len(lines))
@@ -86,7 +86,7 @@ def _kind_of(first: tuple[int, str], source: str) -> str:
     number, line = first
     accepted = '"choices" for multiple choice, "target" for completion, "text" for perplexity'
     try:
-        kinds = [kind for key, kind in _KEYS.items() if key in _parsed(line)]
+        kinds = [kind for key, kind in _KEYS.items() if key in parse_object(line)]
     except PromptError as error:
         raise error.at(f"{source} line {number}") from None
     if len(kinds) != 1:
@@ -95,16 +95,6 @@ def _kind_of(first: tuple[int, str], source: str) -> str:
             f"these are ({accepted}); name the kind: {', '.join(KINDS)}"
         )
     return kinds[0]
-
-
-def _parsed(line: str) -> Mapping[str, Any]:
-    try:
-        values = parse_json(line)
-    except ValueError as error:
-        raise PromptError(f"not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise PromptError(f"{shown(values)} (accepted: a JSON object)")
-    return values
 
 
 def _read_row(kind: str, values: Mapping[str, Any], line: int, delimiter: str) -> Row:
@@ -123,7 +113,7 @@ def _read_row(kind: str, values: Mapping[str, Any], line: int, delimiter: str) -
         _check_spaces(context, delimiter, "target", choices[0])
     else:
         choices = _choices(values)
-        answer = _answer(values, choices)
+        answer = right_choice(values, choices)
         for place, choice in enumerate(choices):
             _check_spaces(context, delimiter, f"choices[{place}]", choice)
     continuations = [delimiter + choice for choice in choices]
@@ -152,15 +142,6 @@ def _choices(values: Mapping[str, Any]) -> list[str]:
     ):
         raise _bad("choices", choices, accepted)
     return choices
-
-
-def _answer(values: Mapping[str, Any], choices: list[str]) -> int:
-    answer = values.get("answer")
-    if isinstance(answer, str) and answer in choices:
-        return choices.index(answer)
-    if type(answer) is int and 0 <= answer < len(choices):
-        return answer
-    raise _bad("answer", answer, f"an integer from 0 to {len(choices) - 1}, or the text of a choice")
 
 
 def _check_spaces(context: str, delimiter: str, key: str, choice: str) -> None:

@@ -196,6 +196,13 @@ def test_a_form_that_is_not_there(source: str, reason: str, tmp_path: Path, monk
     assert isinstance(caught.value, FileNotFoundError)
 
 
+def test_values_that_are_no_form() -> None:
+    with pytest.raises(FormError, match=r"^form = 5 \(accepted: the name of a form, or the path of a file\)$"):
+        read_form(5)  # type: ignore[arg-type]
+    with pytest.raises(FormError, match=r"^mine = \['a'\] \(accepted: a mapping of the keys of a form\)$"):
+        TaskForm.from_dict(["a"], name="mine")  # type: ignore[arg-type]
+
+
 def test_a_name_is_a_form_of_the_package_and_a_path_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("qa", "qa.toml"):

@@ -26,8 +26,18 @@ from ortgpt.tasks.options import merged
         ({"num_beams": 4, "length_penalty": 2.0, "do_sample": False}, {"seed": 1}, {"seed": 1}),
         ({"num_beams": 4}, {"do_sample": False}, {"num_beams": 4, "do_sample": False}),
         ({"do_sample": False}, {"max_new_tokens": 3}, {"do_sample": False, "max_new_tokens": 3}),
+        ({"context_overflow": "slide", "keep_tokens": 4, "slide_tokens": 8}, {"context_overflow": "error"},
+         {"context_overflow": "error"}),
+        ({"context_overflow": "slide", "keep_tokens": 4, "slide_tokens": 8}, {"context_overflow": "truncate"},
+         {"context_overflow": "truncate", "keep_tokens": 4}),
+        ({"num_beams": 4, "length_penalty": 2.0}, {"num_beams": 1}, {"num_beams": 1}),
+        ({"num_beams": 4, "early_stopping": True}, {"context_overflow": "truncate"}, {"context_overflow": "truncate"}),
+        ({"context_overflow": "truncate"}, {"num_beams": 2}, {"num_beams": 2}),
+        ({"prompt_lookup_num_tokens": 5}, {"num_beams": 2}, {"num_beams": 2}),
+        ({"num_beams": 2}, {"prompt_lookup_num_tokens": 5}, {"prompt_lookup_num_tokens": 5}),
+        ({"prompt_lookup_num_tokens": 5}, {"deterministic": True}, {"deterministic": True}),
     ],
-)
+)  # fmt: skip
 def test_options_of_the_call_win(form: dict[str, Any], call: dict[str, Any], expected: dict[str, Any]) -> None:
     found = merged(GenerationOptions(**form), GenerationOptions(**call))
     assert found == GenerationOptions(**expected)

@@ -119,6 +119,12 @@ def test_fields_that_do_not_fit(austen: ortgpt.Generator, fields: Any, reason: s
     assert str(caught.value) == f"rows[1]: {reason}"
 
 
+@pytest.mark.parametrize("rows", [None, 5, "a text", {"text": "a"}])
+def test_rows_that_are_no_list(austen: ortgpt.Generator, rows: Any) -> None:
+    with pytest.raises(PromptError, match=r"^rows = .* \(accepted: a list of fields"):
+        run_task_batch(austen, "summarize", rows)
+
+
 def test_a_text_alone_is_for_a_form_with_one_field(austen: ortgpt.Generator) -> None:
     two = form(prompt="{a} {b}")
     with pytest.raises(PromptError, match=r"^'x' \(accepted: a mapping with a text for each of a, b\)$"):

@@ -53,6 +53,11 @@ def standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
+def test_a_path_that_is_none(small: ortgpt.Generator) -> None:
+    with pytest.raises(ortgpt.OptionError, match=r"^path = 5 \(accepted: a text or a path"):
+        evaluate_file(small, 5)  # type: ignore[arg-type]
+
+
 def test_multiple_choice(small: ortgpt.Generator, small_model: Any, tmp_path: Path) -> None:
     result = evaluate_file(small, write(tmp_path / "rows.jsonl", CHOICES))
     right, right_norm = [], []

@@ -62,7 +62,7 @@ def test_lines_keep_their_numbers_and_a_limit_leaves_the_rest_unread() -> None:
         ({"context": "a", "choices": ["b", 1], "answer": 0}, "choices = "),
         ({"context": "a", "choices": ["b", "b"], "answer": 0}, "none twice"),
         ({"context": "a", "choices": "bc", "answer": 0}, "choices = 'bc'"),
-        ({"context": "a", "choices": ["b", "c"]}, r"answer = None \(accepted: an integer from 0 to 1, or the text"),
+        ({"context": "a", "choices": ["b", "c"]}, r"no \"answer\" \(accepted: an integer from 0 to 1, or the text"),
         ({"context": "a", "choices": ["b", "c"], "answer": 2}, "answer = 2"),
         ({"context": "a", "choices": ["b", "c"], "answer": -1}, "answer = -1"),
         ({"context": "a", "choices": ["b", "c"], "answer": True}, "answer = True"),
