@@ -28,7 +28,6 @@ ACTIVATION ?=
 BOS_TOKEN_ID ?=
 EOS_TOKEN_ID ?=
 EXTERNAL_DATA ?=
-FAST_PREFILL ?=
 OUT ?= build/$(notdir $(CHECKPOINT:/=))-$(DTYPE)
 PROMPT ?= It is a truth universally acknowledged,
 TEXT ?=
@@ -37,8 +36,7 @@ INTEGERS = $(if $(filter file,$(origin DTYPE)),int8,$$DTYPE)
 QUANTIZED = $(if $(filter file,$(origin OUT)),build/$(notdir $(CHECKPOINT:/=))-$(INTEGERS),$$OUT)
 # Recipes read these from the environment, exactly as typed, so quotes, spaces and dollar signs in them are harmless.
 GIVEN := $(filter command environment,$(origin CHECKPOINT)) $(filter file,$(origin OUT))
-FORMAT := DTYPE FLAVOUR TARGET TOKENIZER ADAPTER REVISION ACTIVATION BOS_TOKEN_ID EOS_TOKEN_ID EXTERNAL_DATA \
-	FAST_PREFILL
+FORMAT := DTYPE FLAVOUR TARGET TOKENIZER ADAPTER REVISION ACTIVATION BOS_TOKEN_ID EOS_TOKEN_ID EXTERNAL_DATA
 $(foreach name,CHECKPOINT OUT PROMPT TEXT CALIBRATION $(FORMAT),$(if $(filter file,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
 export CHECKPOINT OUT PROMPT TEXT CALIBRATION GIVEN $(FORMAT)
 
@@ -76,7 +74,7 @@ export: $(VENV)/.setup  ## Export CHECKPOINT=folder|id|ckpt.pt to OUT=folder (DT
 		$${TOKENIZER:+--tokenizer "$$TOKENIZER"} $${ADAPTER:+--adapter "$$ADAPTER"} \
 		$${REVISION:+--revision "$$REVISION"} $${ACTIVATION:+--activation "$$ACTIVATION"} \
 		$${BOS_TOKEN_ID:+--bos-token-id "$$BOS_TOKEN_ID"} $${EOS_TOKEN_ID:+--eos-token-id "$$EOS_TOKEN_ID"} \
-		$${EXTERNAL_DATA:+--external-data} $${FAST_PREFILL:+--fast-prefill} \
+		$${EXTERNAL_DATA:+--external-data} \
 		$$([ ! -f "$$made" ] || echo --force); \
 		printf '%s\n' "$$from" "$$hash" > "$$made"; fi
 

@@ -38,8 +38,12 @@ CELLS = {
     "prefill 900, ms": (900, 1, "first"),
     "decode at 900, ms": (900, 1, "step"),
     "batch 8 step, ms": (128, 8, "step"),
+    "batch 16 step, ms": (128, 16, "step"),
 }
 START, MEMORY, DISK = "start to first token, s", "peak memory, MB", "on disk, MB"
+LONG_MEMORY = "peak after 900 tokens, MB"
+LONG_TOKENS = 900  # of the prompt after which a process tells that peak
+COLUMNS = (*CELLS, START, MEMORY, LONG_MEMORY, DISK)
 LIMIT_S = 1800  # for a program to convert the weights
 
 
@@ -59,8 +63,7 @@ class Program:
 
 PROGRAMS = (
     Program("ortgpt", "ortgpt_speed.py",
-            {"float32": "float32", "int8": "8 bits", "int8 --fast-prefill": "8 bits", "int4": "4 bits",
-             "int4 --fast-prefill": "4 bits"}),
+            {"float32": "float32", "int8": "8 bits", "int4": "4 bits"}),
     Program("openvino-genai", "openvino_speed.py",
             {"float32": "float32", "bfloat16": "float32", "int8": "8 bits", "int4": "4 bits"},
             {"bfloat16": "a float32 file, computed in bfloat16"}),
@@ -196,23 +199,27 @@ def measure_cells(entries: list[Entry], *, vocab_size: int, threads: int, rounds
             server.close()
 
 
-def measure_start(entries: list[Entry], *, threads: int, rounds: int) -> None:
-    """Measure a process that opens the model and prints one token: its time, and its peak memory."""
+def measure_start(entries: list[Entry], *, vocab_size: int, threads: int, rounds: int) -> None:
+    """Measure a process that opens the model and prints one token: its time, and its peak memory.
+
+    Then it computes a long prompt, and tells its peak once more.
+    """
+    prompt = json.dumps(np.random.default_rng(1).integers(vocab_size, size=LONG_TOKENS).tolist())
 
     def start(entry: Entry) -> dict[str, float]:
         script = str(PEERS / entry.program.script)
-        command = [entry.python, script, "start", entry.path, entry.format, str(threads), PROMPT]
+        command = [entry.python, script, "start", entry.path, entry.format, str(threads), PROMPT, prompt]
         started = time.perf_counter()
         with tempfile.TemporaryFile("w+") as errors:  # not a pipe, which a talkative program would fill
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment())
             assert process.stdout is not None
             token = process.stdout.readline()
             start_s = time.perf_counter() - started
-            peak_bytes, _ = process.communicate()
+            peaks = process.communicate()[0].split()
             errors.seek(0)
-            if not token or not peak_bytes:
+            if not token or len(peaks) != 2:
                 raise FailedError(last_lines(errors.read()))
-        return {START: start_s, MEMORY: int(peak_bytes) / 1e6}
+        return {START: start_s, MEMORY: int(peaks[0]) / 1e6, LONG_MEMORY: int(peaks[1]) / 1e6}
 
     measure_entries(entries, [start], rounds=rounds)
 
@@ -237,21 +244,20 @@ def measure_entries(entries: list[Entry], functions: list[Callable[[Entry], dict
 
 def table(class_name: str, entries: list[Entry]) -> list[str]:
     """Return the rows of a class as Markdown; the last ones compare each of ours with the best other program."""
-    cells = [*CELLS, START, MEMORY, DISK]
-    lines = [f"| {class_name} | {' | '.join(cells)} |", "|---" * (len(cells) + 1) + "|"]
+    lines = [f"| {class_name} | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for entry in entries:
         if entry.failure:
-            lines.append(f"| {entry.name} | failed: {entry.failure} |" + " |" * (len(cells) - 1))
+            lines.append(f"| {entry.name} | failed: {entry.failure} |" + " |" * (len(COLUMNS) - 1))
             continue
         values = entry.values()
-        shown = " | ".join(f"{values[cell]:.2f}" if cell == START else f"{values[cell]:.1f}" for cell in cells)
+        shown = " | ".join(f"{values[cell]:.2f}" if cell == START else f"{values[cell]:.1f}" for cell in COLUMNS)
         lines.append(f"| {entry.name} | {shown} |")
     measured = [entry for entry in entries if not entry.failure]
     others = [entry.values() for entry in measured if entry.is_compared and not entry.is_ours]
     for entry in measured:
         if entry.is_ours and others:
             values = entry.values()
-            ratios = " | ".join(f"{min(other[cell] for other in others) / values[cell]:.2f}×" for cell in cells)
+            ratios = " | ".join(f"{min(other[cell] for other in others) / values[cell]:.2f}×" for cell in COLUMNS)
             lines.append(f"| best other ÷ {entry.name} | {ratios} |")
     return lines
 
@@ -264,10 +270,10 @@ def draw(entries: list[Entry], path: Path) -> None:
     from matplotlib import pyplot
 
     shown = [entry for entry in entries if not entry.failure]
-    figure, axes = pyplot.subplots(2, 4, figsize=(22, 2 + 0.6 * len(shown)), sharey=True, constrained_layout=True)
+    figure, axes = pyplot.subplots(2, 5, figsize=(26, 2 + 0.6 * len(shown)), sharey=True, constrained_layout=True)
     names = [entry.name for entry in shown]
     colours = ["tab:orange" if entry.is_ours else "tab:blue" for entry in shown]
-    for axis, cell in zip(axes.flat, [*CELLS, START, MEMORY, DISK], strict=True):
+    for axis, cell in zip(axes.flat, COLUMNS, strict=True):
         values = [entry.values()[cell] for entry in shown]
         axis.bar_label(axis.barh(names, values, color=colours), fmt="%.3g", padding=2)
         axis.set_title(cell)
@@ -320,12 +326,15 @@ def main() -> None:
             entries += convert(program, pythons[program.name], checkpoint, work)
         except (FailedError, OSError, subprocess.TimeoutExpired) as error:
             missing[program.name] = str(error)
-    lines = [f"{platform.machine()}, {args.threads} threads, Python {platform.python_version()}, {args.rounds} rounds"]
+    lines = [
+        f"{platform.machine()}, {args.threads} threads, Python {platform.python_version()}, {args.rounds} rounds, load "
+        f"before the first: {os.getloadavg()[0]:.1f}"
+    ]
     for class_name in sorted({entry.class_name for entry in entries}):
         print(f"measuring {class_name} ...", file=sys.stderr, flush=True)
         members = [entry for entry in entries if entry.class_name == class_name]
         measure_cells(members, vocab_size=config["vocab_size"], threads=args.threads, rounds=args.rounds, work=work)
-        measure_start(members, threads=args.threads, rounds=args.rounds)
+        measure_start(members, vocab_size=config["vocab_size"], threads=args.threads, rounds=args.rounds)
         lines += ["", *table(class_name, members)]
     lines += ["", *(f"- {name}: missing: {reason}" for name, reason in missing.items())]
     text = "\n".join(lines).strip()

@@ -28,10 +28,10 @@ PEERS = Path(__file__).parent / "peers"
 Rows = list[list[int]]
 
 
-def score(bundle: Path, rows: Rows) -> float:
+def score(bundle: Path, rows: Rows, prefill: str) -> float:
     """Return the summed negative log-likelihood, in nats, of every id but the first of each row."""
     nll = 0.0
-    with ortgpt.load(bundle) as generator:
+    with ortgpt.load(bundle, prefill=prefill) as generator:
         for row in rows:
             cache = generator.engine.new_cache(1, len(row))
             positions = np.arange(len(row) - 1)
@@ -44,10 +44,8 @@ def score_ours(work: Path, text: str, calibration: Path | None) -> tuple[Rows, d
     recipes = {
         "int8": Quantization(dtype="int8"),
         "int8, blocks of 64": Quantization(dtype="int8", block_size=64),
-        "int8, fast prefill": Quantization(dtype="int8", fast_prefill=True),
-        "int8, w8a8": Quantization(dtype="int8", method="w8a8"),
+        "int8, in blocks": Quantization(dtype="int8", method="scale-search"),
         "int4": Quantization(dtype="int4"),
-        "int4, fast prefill": Quantization(dtype="int4", fast_prefill=True),
         "int4, head int8": Quantization(dtype="int4", head_dtype="int8"),
     }
     if calibration is not None:
@@ -64,10 +62,15 @@ def score_ours(work: Path, text: str, calibration: Path | None) -> tuple[Rows, d
     for name, quantization in recipes.items():
         out = work / name.replace(", ", "-").replace(" ", "-")
         bundles[name] = quantize_bundle(source, out, quantization, force=out.exists()).path
+    ways = [(name, name, "auto") for name in bundles] + [("int4, --prefill exact", "int4", "exact")]
     return rows, {
-        name: {"nll": score(bundle, rows), "bytes": sum(path.stat().st_size for path in bundle.iterdir())}
-        for name, bundle in bundles.items()
+        way: {"nll": score(bundles[name], rows, prefill), "bytes": size_of(bundles[name])}
+        for way, name, prefill in ways
     }
+
+
+def size_of(bundle: Path) -> int:
+    return sum(path.stat().st_size for path in bundle.iterdir())
 
 
 def score_peer(python: str, script: str, work: Path, rows: Rows) -> dict[str, dict[str, float]]:

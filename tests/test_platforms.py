@@ -38,7 +38,7 @@ def test_export_quantize_train_and_seal_work_as_on_windows(small_checkpoint: Pat
     text.write_text(TEXT * 4, encoding="utf-8")
     bundle, quantised, trained = tmp_path / "bundle", tmp_path / "int8", tmp_path / "trained"
     as_on_windows("export", small_checkpoint, "-o", bundle)
-    as_on_windows("quantize", bundle, "-o", quantised, "--dtype", "int4", "--fast-prefill", *recipe)
+    as_on_windows("quantize", bundle, "-o", quantised, "--dtype", "int4", *recipe)
     as_on_windows("export", small_checkpoint, "-o", bundle, "--force", "--dtype", "int8", *recipe)
     as_on_windows("train", text, "-o", trained, *SHAPE.split())
     (bundle / "generation_config.json").write_text('{"temperature": 0.5}', encoding="utf-8")

@@ -8,7 +8,7 @@ from worker import Clock, Ids, main
 
 import ortgpt
 
-QUANTIZED = ("int8", "int8 --fast-prefill", "int4", "int4 --fast-prefill")
+QUANTIZED = ("int8", "int4")
 
 
 def convert(checkpoint: Path, work: Path) -> dict[str, Path]:
@@ -17,9 +17,7 @@ def convert(checkpoint: Path, work: Path) -> dict[str, Path]:
     float32 = export_bundle(checkpoint, work / "float32").path
     paths = {"float32": float32}
     for name in QUANTIZED:
-        dtype, _, fast = name.partition(" ")
-        quantization = Quantization(dtype=dtype, fast_prefill=bool(fast))
-        paths[name] = quantize_bundle(float32, work / name.replace(" --", "-"), quantization).path
+        paths[name] = quantize_bundle(float32, work / name, Quantization(dtype=name)).path
     return paths
 
 

@@ -2,7 +2,8 @@
 
     SCRIPT convert CHECKPOINT WORK      writes the model in each format; prints {format: {"path": …, "bytes": …}}
     SCRIPT serve PATH FORMAT THREADS    answers each {"prompts": …, "new_tokens": …} on standard input, a JSON a line
-    SCRIPT start PATH FORMAT THREADS TEXT   opens the model, prints the first token after TEXT, then its peak memory
+    SCRIPT start PATH FORMAT THREADS TEXT IDS   opens the model, prints the first token after TEXT and its peak memory,
+                                        then computes the prompt IDS, a JSON list, and prints the peak again
 
 Everything that a library prints goes to standard error.
 """
@@ -74,6 +75,8 @@ def main(convert: Convert, open_model: Callable[[Path, str, int], Model]) -> Non
     model = open_model(Path(path), format_name, int(threads))
     if command == "start":
         print(json.dumps(model.first_token(rest[0])), file=answers, flush=True)
+        print(peak_bytes(), file=answers, flush=True)
+        model.generate([json.loads(rest[1])], 2)
         print(peak_bytes(), file=answers, flush=True)
         return
     for line in sys.stdin:

@@ -264,8 +264,6 @@ def check_classifier_request(quantization: Quantization, recipe: Recipe) -> None
     """Raise ExportError for what a classifier cannot be quantised with."""
     if recipe.method in DYNAMIC:
         raise ExportError(f"method = {recipe.method!r} is for language models; leave it out for a classifier")
-    if quantization.fast_prefill:
-        raise ExportError("fast_prefill is for language models; for a classifier take the method w8a8 (native int8)")
     if quantization.max_perplexity_ratio is not None:
         raise ExportError("max_perplexity_ratio would have no effect with a classifier (accepted: max_kl)")
 

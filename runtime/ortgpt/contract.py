@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 FORMAT_MAJOR = 1
 # 1: evidence, graphs without a cache; 2: a graph for prompts; 3: the names of promises; 4: hidden states, post-norm
-# networks, classifiers, other tokenizers; 5: what surrounds the texts of a classifier
-FORMAT_MINOR = 5
+# networks, classifiers, other tokenizers; 5: what surrounds the texts of a classifier; 6: weights made when opened
+FORMAT_MINOR = 6
 MINIMUM_ONNXRUNTIME = "1.23.2"
 
 
@@ -20,7 +20,7 @@ class File:
     MANIFEST = "ortgpt.json"
     MODEL = "model.onnx"
     PREFILL = "prefill.onnx"  # for many tokens at once; reads what it can of the decoder's weights
-    PREFILL_DATA = "prefill.onnx.data"  # the weights that it does not share with the decoder
+    MADE = "made-when-opened"  # what a graph names as the file of weights that no file holds
     SELECT = "select.onnx"  # picks the best logits on the device that computed them
     MODEL_DATA = "model.onnx.data"  # the weights, where they are too large for the graph's own file
     CONFIG = "config.json"
@@ -244,7 +244,8 @@ class Role:
     """What a graph computes. A bundle may later hold graphs of further roles; the runtime passes over unknown ones."""
 
     DECODER = "decoder"  # serves prefill and decode alike
-    PREFILL = "prefill"  # the decoder's function, tensors and cache; faster for many tokens at once
+    PROMPT = "prompt"  # the decoder's function, tensors and cache; faster for many tokens at once
+    PREFILL = "prefill"  # the same in formats 1.2 to 1.5, whose files hold all weights
     CLASSIFIER = "classifier"  # the logits of labels, of whole texts, without a cache
     SELECTOR = "selector"  # the largest logits of each row, after the repetition penalty
 

@@ -34,6 +34,8 @@ from ortgpt.text.tokenizer import Tokenizer, without_halves
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 OpenParts = tuple[Bundle, Engine, Tokenizer]  # what a LoadedModel is made of
 
+PREFILLS = ("auto", "exact", "fast")  # how long prompts are computed
+
 _logger = logging.getLogger(__name__)
 
 
@@ -181,8 +183,12 @@ def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None
     return LoadedModel(*open_parts(path, device=device, threads=threads, verify=verify))
 
 
-def open_parts(path: str | os.PathLike[str], *, device: str, threads: int | None, verify: str) -> OpenParts:
+def open_parts(
+    path: str | os.PathLike[str], *, device: str, threads: int | None, verify: str, prefill: str = "auto"
+) -> OpenParts:
     """Open a bundle folder as ortgpt.load() describes it, and return what a LoadedModel is made of."""
+    if prefill not in PREFILLS:
+        raise OptionError.bad_value("prefill", prefill, ", ".join(PREFILLS))
     bundle, session, tokenizer = open_session(
         path, (Task.TEXT_GENERATION,), device=device, threads=threads, verify=verify
     )
@@ -190,7 +196,7 @@ def open_parts(path: str | os.PathLike[str], *, device: str, threads: int | None
         session,
         bundle.config,
         masked_tokens=bundle.manifest.masked_tokens,
-        prefill_graph=find_prefill_graph(bundle, session),
+        prefill_graph=find_prefill_graph(bundle, session, prefill),
         device_topk=open_device_topk(bundle, session),
     )
     return bundle, engine, tokenizer

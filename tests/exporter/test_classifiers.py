@@ -215,7 +215,6 @@ def test_values_that_differ_too_much_are_refused(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("choices", "reason"),
     [
-        ({"fast_prefill": True}, "fast_prefill is for language models"),
         ({"max_perplexity_ratio": 1.5}, "max_perplexity_ratio would have no effect"),
     ],
 )

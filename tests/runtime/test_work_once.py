@@ -138,7 +138,7 @@ def test_rows_that_run_alone_share_the_log_probabilities_of_their_prompt(
 
 def test_echo_changes_no_text_of_a_model_with_a_prompt_graph(small_bundle: Path, tmp_path: Path) -> None:
     """The prompt graph rounds otherwise than the decoder, so keys and values of the decoder would change the text."""
-    how = Quantization(dtype="int4", fast_prefill=True, max_perplexity_ratio=2.0)
+    how = Quantization(dtype="int4", max_perplexity_ratio=2.0)
     with ortgpt.load(quantize_bundle(small_bundle, tmp_path / "bundle", how).path) as generator:
         prompts = [list(PROMPT[:1]) * MIN_TOKENS + list(PROMPT[:count]) for count in (3, 9)]
         plain = generator.generate_batch(prompts, max_new_tokens=12, logprobs=0)

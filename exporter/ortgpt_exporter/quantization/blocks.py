@@ -50,20 +50,6 @@ class Blocks:
         """How many weights share a scale."""
         return int(self.packed.shape[2]) * 8 // self.bits
 
-    @property
-    def row_scales(self) -> Floats | None:
-        """The scale of each row, (rows,), if every row has several blocks that share one scale."""
-        same = self.scales.shape[1] > 1 and (self.scales == self.scales[:, :1]).all()
-        return np.ascontiguousarray(self.scales[:, 0]) if same else None
-
-    def split(self, block_size: int) -> Blocks:
-        """Return the same matrix in smaller blocks, whose size divides the present one unless a row is one block."""
-        rows, parts, count = len(self.scales), -(-self.block_size // block_size), -(-self.columns // block_size)
-        integers = padded(self.integers.reshape(rows, -1), block_size, value=2 ** (self.bits - 1))
-        integers = integers[:, : count * block_size].reshape(rows, count, block_size)
-        scales = np.repeat(self.scales, parts, axis=1)[:, :count]
-        return Blocks.pack(integers, scales, bits=self.bits, columns=self.columns)
-
     def dequantized(self) -> Floats:
         """Return the weights that the integers represent, (rows, columns)."""
         values: Floats = (self.integers - np.float32(2 ** (self.bits - 1))) * self.scales[..., None]

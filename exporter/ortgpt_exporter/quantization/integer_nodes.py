@@ -26,22 +26,13 @@ _ZERO = 128  # the byte for zero in activations; the fast kernel takes unsigned 
 _GELUS, _GELU_MIN = ("Gelu", "FastGelu"), 0.1701
 _GELU_ZERO = 32
 _FLOAT = ir.DataType.FLOAT
-ROW_SCALES = "row_scales"  # ends the name of the scales of a matrix that stores one scale per row
 
 
 def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:
     """Multiply by integers in blocks; activations are rounded to 8 bits, block by block."""
     rows, count, width = blocks.packed.shape
     is_table = is_transposed(node)  # stored in the shape of a look-up, which reads the same tensors if the head is tied
-    before: list[ir.Node] = []
-    if blocks.row_scales is not None and not is_table:  # stored once per row, and repeated when the graph is opened
-        sizes = constant(graph, f"ortgpt.blocks.{rows}.{count}", np.array([rows, count]))
-        repeat = ir.node("Expand", [constant(graph, f"{name}.{ROW_SCALES}", blocks.row_scales[:, None]), sizes])
-        flatten = ir.node("Reshape", [repeat.outputs[0], constant(graph, "ortgpt.flat", np.array([-1]))])
-        before = [repeat, flatten]
-        stored = [constant(graph, f"{name}.int{blocks.bits}", blocks.packed), flatten.outputs[0]]
-    else:
-        stored = _stored(graph, name, blocks, flat=not is_table)
+    stored, before = _stored(graph, name, blocks, flat=not is_table), []
     if is_table:
         shape = constant(graph, f"{name}.shape", np.array([rows, count, width]))
         flat = constant(graph, "ortgpt.flat", np.array([-1]))
@@ -55,15 +46,6 @@ def nbits_matmul(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> l
         "accuracy_level": _ACCURACY_LEVEL,
     }
     return [*before, ir.node("MatMulNBits", [node.inputs[0], *stored], attributes, domain=MICROSOFT)]
-
-
-def blocks_of(node: ir.Node) -> Blocks:
-    """Return the blocks of a node that nbits_matmul() made, unless they have one scale per row."""
-    rows, width, bits, block_size = (node.attributes[name].as_int() for name in ("N", "K", "bits", "block_size"))
-    tensors = [value.const_value for value in node.inputs[1:] if value is not None and value.const_value is not None]
-    packed, scales = (tensor.numpy() for tensor in tensors)
-    count = -(-width // block_size)
-    return Blocks(bits, packed.reshape(rows, count, -1), scales.reshape(rows, count), width)
 
 
 def nbits_gather(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> list[ir.Node]:

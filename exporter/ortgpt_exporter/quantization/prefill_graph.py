@@ -1,8 +1,7 @@
 """Make the graph for prompts of a bundle whose decoder multiplies in blocks: it multiplies whole rows of bytes.
 
-Memory bandwidth limits a decode step, so the decoder has the fewest bytes. Arithmetic limits a long prompt, and is
-fastest when a row of activations and a row of the matrix have one scale each. If the decoder's blocks have scales of
-their own, the weights that they represent are rounded again, a row at a time. Knows no recipe and no float32 bundle.
+It has almost no bytes of its own: the runtime makes its matrices of the decoder's integers when it opens the graph (see
+`ortgpt.ort.whole_rows`). Knows no recipe and no float32 bundle.
 """
 
 from __future__ import annotations
@@ -10,78 +9,92 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from ortgpt.bundle.manifest import WholeRows
 from ortgpt.contract import File
-from ortgpt_exporter.graph.initializers import constant, initializer, same_bytes
-from ortgpt_exporter.quantization.blocks import quantize_blocks
-from ortgpt_exporter.quantization.integer_nodes import (
-    ROW_SCALES,
-    blocks_of,
-    first_columns,
-    fused_rows_product,
-    signed_rows,
-)
+from ortgpt.ort.whole_rows import whole_rows
+from ortgpt_exporter.graph.initializers import constant, initializer
+from ortgpt_exporter.quantization.integer_nodes import fused_rows_product
 from ortgpt_exporter.quantization.recipe import EMBEDDING, HEAD
 from ortgpt_exporter.quantization.rewrite_graph import raise_versions, replace_node
 
-_FLIP = np.array(-128, np.int8)  # turns bytes around 128 into signed ones
+_SCALES = "_scales"  # ends the names of scales, as the manifest says
 
 
 def write_prefill(folder: Path) -> None:
-    """Write the graph for prompts beside the decoder in `folder`; it shares the decoder's bytes where it can."""
+    """Write the graph for prompts beside the decoder in `folder`."""
     model = ir.load(folder / File.MODEL)
-    own: list[ir.Value] = []
     for node in list(model.graph):
-        integers = node.inputs[1] if node.op_type == "MatMulNBits" else None
-        if integers is None or integers.name is None or integers.name.startswith((EMBEDDING, HEAD)):
-            continue  # the head computes few rows of a prompt
-        name, before = integers.name.rpartition(".")[0], []
-        scales = model.graph.initializers.get(f"{name}.{ROW_SCALES}")
-        if scales is not None:
-            before = _signed_columns(model.graph, integers, name, node.attributes["K"].as_int())
-            weights, scales = before[-1].outputs[0], _flat(model.graph, scales)
+        if not _is_layers_product(node):
+            continue
+        matrix = _whole_rows(node)
+        if matrix is None:
+            weights, scales = _stored(model.graph, node)
         else:
-            matrix = blocks_of(node).dequantized()
-            rows = quantize_blocks(matrix, bits=8, block_size=matrix.shape[1])
-            weights, scales = signed_rows(model.graph, f"{name}.rows", rows, transposed=True)
-            own.append(weights)
-        replace_node(model.graph, node, [*before, *fused_rows_product(model.graph, node.inputs[0], weights, scales)])
+            weights = _made(model.graph, matrix.name, ir.DataType.INT8, (matrix.columns, matrix.rows))
+            scales = _made(model.graph, matrix.name + _SCALES, ir.DataType.FLOAT, (matrix.rows,))
+        replace_node(model.graph, node, fused_rows_product(model.graph, node.inputs[0], weights, scales))
     RemoveUnusedNodesPass()(model)  # and the decoder's integers and scales, which nothing reads here
     raise_versions(model)
-    tensors = [value.const_value for value in own if value.const_value is not None]
-    if tensors:
-        stored = ir.external_data.convert_tensors_to_external(tensors, folder, File.PREFILL_DATA)
-        for value, tensor in zip(own, stored, strict=True):
-            value.const_value = tensor
     ir.save(model, folder / File.PREFILL)
-    onnx.checker.check_model(folder / File.PREFILL)
 
 
-def _signed_columns(graph: ir.Graph, integers: ir.Value, name: str, columns: int) -> list[ir.Node]:
-    """Return the nodes that turn the decoder's bytes into signed ones, (columns, rows).
-
-    ONNX Runtime folds them into a constant when it opens the graph.
-    """
-    stored = integers.const_value
-    assert isinstance(stored, ir.ExternalTensor)
-    rows, *blocks = (int(size) for size in stored.shape.numpy())
-    width = int(np.prod(blocks))
-    alias = initializer(graph, same_bytes(stored, f"{name}.bytes", dtype=ir.DataType.INT8, shape=(rows, width)))
-    flip = ir.node("BitwiseXor", [alias, constant(graph, "ortgpt.flip", _FLIP)])
-    nodes = [flip, ir.node("Transpose", [flip.outputs[0]], {"perm": [1, 0]})]
-    if columns != width:
-        nodes.append(first_columns(graph, nodes[-1].outputs[0], columns, axis=0))
-    nodes[-1].outputs[0].shape, nodes[-1].outputs[0].type = ir.Shape((columns, rows)), alias.type
-    return nodes
+def made_matrices(folder: Path) -> tuple[WholeRows, ...]:
+    """Return the matrices that the runtime has to make for the graph for prompts in `folder`."""
+    found = (_whole_rows(node) for node in ir.load(folder / File.MODEL).graph if _is_layers_product(node))
+    return tuple(matrix for matrix in found if matrix is not None)
 
 
-def _flat(graph: ir.Graph, scales: ir.Value) -> ir.Value:
-    """Return the decoder's scales of rows, (rows, 1), as (rows,)."""
-    stored, name = scales.const_value, f"{scales.name}.flat"
-    assert stored is not None
-    if not isinstance(stored, ir.ExternalTensor):  # onnx_ir keeps small tensors in the graph's own file
-        return constant(graph, name, stored.numpy().reshape(-1))
-    return initializer(graph, same_bytes(stored, name, shape=(stored.size,)))
+def _is_layers_product(node: ir.Node) -> bool:
+    """Tell whether a node multiplies by a matrix of a layer; the head computes few rows of a prompt."""
+    integers = node.inputs[1] if node.op_type == "MatMulNBits" else None
+    return integers is not None and not str(integers.name).startswith((EMBEDDING, HEAD))
+
+
+def _whole_rows(node: ir.Node) -> WholeRows | None:
+    """Return how to make a node's matrix; None if it is so small that it lies in the graph's own file."""
+    integers, scales = (None if value is None else value.const_value for value in node.inputs[1:3])
+    if not isinstance(integers, ir.ExternalTensor) or not isinstance(scales, ir.ExternalTensor):
+        return None
+    rows, columns, bits, block_size = _sizes(node)
+    return WholeRows(
+        name=_name(node),
+        file=File.MODEL_DATA,
+        rows=rows,
+        columns=columns,
+        bits=bits,
+        block_size=block_size,
+        integers=integers.offset or 0,
+        scales=scales.offset or 0,
+    )
+
+
+def _stored(graph: ir.Graph, node: ir.Node) -> tuple[ir.Value, ir.Value]:
+    """Return the bytes and the scales of a node's matrix as constants of the graph."""
+    rows, columns, bits, block_size = _sizes(node)
+    packed, scales = (value.const_value.numpy() for value in node.inputs[1:3] if value and value.const_value)
+    blocks = -(-columns // block_size)
+    bytes_, row_scales = whole_rows(
+        packed.reshape(rows, blocks, -1), scales.reshape(rows, blocks), bits=bits, columns=columns
+    )
+    return constant(graph, _name(node), bytes_), constant(graph, _name(node) + _SCALES, row_scales)
+
+
+def _sizes(node: ir.Node) -> tuple[int, ...]:
+    return tuple(node.attributes[name].as_int() for name in ("N", "K", "bits", "block_size"))
+
+
+def _name(node: ir.Node) -> str:
+    """Return the name of the bytes of a node's matrix: that of its integers, with another ending."""
+    assert node.inputs[1] is not None
+    return str(node.inputs[1].name).rpartition(".")[0] + ".rows"
+
+
+def _made(graph: ir.Graph, name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
+    """Return an initializer that the runtime fills."""
+    nbytes = int(np.prod(shape)) * dtype.itemsize
+    return initializer(
+        graph, ir.ExternalTensor(File.MADE, 0, int(nbytes), dtype, shape=ir.Shape(shape), name=name, base_dir="")
+    )

@@ -37,8 +37,6 @@ class Rounding:
     """How many weights share a scale; None: those of a whole row."""
     gptq: bool = False
     """Whether a calibration text decides, or the squared error of the weights."""
-    row_scales: bool = False
-    """Whether all blocks of a row have the same scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +55,6 @@ class Recipe:
     """The same of embedding and head."""
     head_dtype: str
     """The precision of embedding and head."""
-    fast_prefill: bool = False
-    """Whether there is a second graph, for prompts."""
-    row_scales: bool = False
-    """Whether the layers' blocks share one scale per row, so that the graph for prompts can read them."""
     wider: tuple[str, ...] = ()
     """The matrices that get 8 bits although `dtype` is int4."""
 
@@ -81,8 +75,6 @@ class Recipe:
             values |= {"head_block_size": self.head_block_size, "head_dtype": self.head_dtype}
         if self.name == RecipeName.WEIGHT_BLOCKS:
             values["wider"] = list(self.wider)
-        if self.fast_prefill:
-            values |= {"fast_prefill": True, "row_scales": self.row_scales}
         return values
 
     def __str__(self) -> str:
@@ -93,8 +85,6 @@ class Recipe:
             words.append(f"of the head {self.head_block_size}")
         if self.head_dtype != self.dtype:
             words.append(f"head {self.head_dtype}")
-        if self.fast_prefill:
-            words.append("fast prefill")
         return ", ".join(words)
 
     def rounding_of(self, name: str, *, look_up: bool, multiplied: bool = True) -> Rounding:
@@ -111,7 +101,7 @@ class Recipe:
             # Standard operators multiply and look up bytes by rows. They would widen blocks of bytes in each step.
             bits, block_size = 8, None
         gptq = self.method == GPTQ and block_size is not None and multiplied
-        return Rounding(bits, block_size, gptq, self.row_scales and not embedding)
+        return Rounding(bits, block_size, gptq)
 
 
 def make_recipe(quantization: Quantization, widths: Mapping[str, int], *, flavour: str) -> Recipe:
@@ -140,11 +130,6 @@ def make_recipe(quantization: Quantization, widths: Mapping[str, int], *, flavou
         block_size=layer_block_size,
         head_block_size=head_block_size,
         head_dtype=head_dtype,
-        fast_prefill=quantization.fast_prefill,
-        row_scales=quantization.fast_prefill
-        and dtype == DType.INT8
-        and quantization.method is None
-        and block_size is None,
     )
 
 

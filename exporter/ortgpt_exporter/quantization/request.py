@@ -25,7 +25,7 @@ SEARCH, GPTQ, W8A8 = "scale-search", "gptq", "w8a8"
 DYNAMIC = ("dynamic-avx2", "dynamic-avx512", "dynamic-avx512-vnni", "dynamic-arm64")
 # The methods for each flavour and dtype, the default first.
 ACCEPTED_METHODS: Mapping[tuple[str, str], tuple[str, ...]] = {
-    (Flavour.NATIVE, DType.INT8): (SEARCH, GPTQ, W8A8),
+    (Flavour.NATIVE, DType.INT8): (W8A8, SEARCH, GPTQ),
     (Flavour.NATIVE, DType.INT4): (SEARCH, GPTQ),
     (Flavour.PORTABLE, DType.INT8): (W8A8, *DYNAMIC),
     (Flavour.PORTABLE, DType.INT4): (SEARCH, GPTQ),
@@ -51,8 +51,9 @@ class Quantization:
 
     dtype: str = setting("Precision of the weights.", str, default=MISSING, choices=tuple(BITS))
     method: str | None = setting(
-        "How weights are rounded. gptq: by the calibration text. w8a8 (int8): with one scale per row of activations, "
-        "for faster prefill. dynamic-...: Optimum's, portable int8 only. [default: scale-search; portable int8: w8a8]",
+        "How weights are rounded. w8a8 (int8): one scale for each row of a matrix and of activations. scale-search: "
+        "in blocks. gptq: in blocks, by the calibration text. dynamic-...: Optimum's, portable int8 only. [default: "
+        "int4, or with a block size or head dtype: scale-search; else w8a8]",
         str,
         choices=ALL_METHODS,
     )
@@ -65,13 +66,6 @@ class Quantization:
     )
     head_dtype: str | None = setting(
         "Precision of embedding and head. [default: as the rest]", str, choices=tuple(BITS)
-    )
-    fast_prefill: bool = setting(
-        "Add a second graph for prompts, native only, which computes them twice as fast. It is loaded at the first "
-        "prompt of 32 or more tokens. In int8 it reads the decoder's weights, unless method or block size is set; "
-        "otherwise it adds one byte per weight on disk.",
-        bool,
-        default=False,
     )
     calibration: str | Path | None = setting(  # noqa: RUF009  # returns a field
         "UTF-8 text for the method gptq, which needs one.", Path
@@ -147,18 +141,16 @@ def check_quantization(quantization: Quantization, flavour: str) -> None:
 def choose_method(quantization: Quantization, flavour: str) -> str:
     """Return the method, the default filled in. Raises ExportError for choices that fit no network."""
     accepted = ACCEPTED_METHODS[flavour, quantization.dtype]
-    method = accepted[0] if quantization.method is None else quantization.method
+    blocks = [name for name in ("block_size", "head_dtype") if getattr(quantization, name) is not None]
+    method = quantization.method
+    if method is None:
+        method = SEARCH if blocks and SEARCH in accepted else accepted[0]
     if method not in accepted:
         raise ExportError(
             f"method = {shown(method)} with {flavour} {quantization.dtype} (accepted: {', '.join(accepted)})"
         )
-    blocks = [name for name in ("block_size", "head_dtype") if getattr(quantization, name) is not None]
     if blocks and method in (W8A8, *DYNAMIC):
         raise ExportError(
             f"{' and '.join(blocks)} would have no effect (accepted with the methods in blocks, not {method})"
-        )
-    if quantization.fast_prefill and (flavour != Flavour.NATIVE or method == W8A8):
-        raise ExportError(
-            f"fast_prefill would have no effect (accepted with {Flavour.NATIVE} graphs and the methods in blocks)"
         )
     return method

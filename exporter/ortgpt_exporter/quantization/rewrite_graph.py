@@ -183,11 +183,8 @@ def _round(
     matrix: npt.NDArray[np.float32], rounding: Rounding, name: str, hessian_of: FindHessian | None
 ) -> RoundedMatrix:
     """Round a matrix (rows, columns) whose blocks lie along its rows."""
-    width = matrix.shape[1]
-    block_size = rounding.block_size or width
-    if rounding.row_scales:
-        blocks = quantize_blocks(matrix, bits=rounding.bits, block_size=width).split(block_size)
-    elif rounding.gptq:
+    block_size = rounding.block_size or matrix.shape[1]
+    if rounding.gptq:
         assert hessian_of is not None
         blocks = quantize_gptq(matrix, hessian_of(name), bits=rounding.bits, block_size=block_size)
     else:

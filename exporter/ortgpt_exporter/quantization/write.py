@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import FileEntry, GraphSpec
 from ortgpt.classifier import Classifier
-from ortgpt.contract import DType, File, Role, Target
+from ortgpt.contract import DType, File, Flavour, Role, Target
 from ortgpt.engine.engine import Engine
 from ortgpt.engine.prefill_graph import find_prefill_graph
 from ortgpt.ort.device import Device
@@ -26,7 +26,7 @@ from ortgpt_exporter.graph.read import read_graph
 from ortgpt_exporter.graph.save import save_graph
 from ortgpt_exporter.quantization.hessians import Calibration
 from ortgpt_exporter.quantization.optimum_dynamic import quantize_dynamic
-from ortgpt_exporter.quantization.prefill_graph import write_prefill
+from ortgpt_exporter.quantization.prefill_graph import made_matrices, write_prefill
 from ortgpt_exporter.quantization.recipe import Recipe
 from ortgpt_exporter.quantization.request import DYNAMIC
 from ortgpt_exporter.quantization.rewrite_graph import (
@@ -99,7 +99,7 @@ def write_quantized(
         del hessian_of  # and with it the session of the float32 network
         ir.external_data.load_to_model(model)  # weights that stay may lie in the source's file of weights
         save_graph(model, folder, recipe.flavour, external_data=external_data)
-        if recipe.fast_prefill:
+        if recipe.flavour == Flavour.NATIVE and recipe.block_size is not None and source.labels is None:
             write_prefill(folder)
     for name in source.manifest.files.keys() - _NOT_COPIED:
         shutil.copyfile(source.path / name, folder / name)
@@ -152,4 +152,4 @@ def graphs_in(source: Bundle, folder: Path) -> tuple[GraphSpec, ...]:
     decoder = source.manifest.graphs[0]
     if not (folder / File.PREFILL).exists():
         return (decoder,)
-    return decoder, replace(decoder, role=Role.PREFILL, file=File.PREFILL)
+    return decoder, replace(decoder, role=Role.PROMPT, file=File.PREFILL, made=made_matrices(folder))

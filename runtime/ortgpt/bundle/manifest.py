@@ -99,11 +99,34 @@ class CacheSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WholeRows:
+    """A matrix of bytes with one scale for each row, made of integers in blocks when its graph is opened."""
+
+    name: str
+    """The initializer of the bytes, int8 (columns, rows). That of the scales, float32 (rows,), ends in "_scales"."""
+    file: str
+    """The file that holds the integers and their scales."""
+    rows: int
+    """How many rows the matrix has."""
+    columns: int
+    """How many weights a row has."""
+    bits: int
+    """The bits of an integer: 4 or 8."""
+    block_size: int
+    """How many integers share a scale; the last block of a row may go beyond it."""
+    integers: int
+    """Where the integers begin in the file: uint8 (rows, blocks, block_size · bits / 8), two to a byte in 4 bits."""
+    scales: int
+    """Where their scales begin: float32 (rows, blocks)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GraphSpec:
     """One ONNX graph of a bundle."""
 
     role: str
-    """What it computes: "decoder", "prefill", "selector" or "classifier". A reader ignores graphs of other roles."""
+    """What it computes: "decoder", "prompt" (before 1.6 "prefill"), "selector" or "classifier". A reader ignores
+    graphs of other roles."""
     file: str
     """The name of its file."""
     flavour: str
@@ -116,6 +139,8 @@ class GraphSpec:
     """The names of its inputs, in order."""
     outputs: tuple[str, ...]
     """The names of its outputs, in order."""
+    made: tuple[WholeRows, ...] = ()
+    """The weights that no file holds."""
 
     @property
     def has_hidden_states(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ortgpt.cli.options import device_options, json_option
+from ortgpt.cli.options import device_options, json_option, prefill_option
 from ortgpt.cli.streams import json_text, read_argument, read_text, write_line
 from ortgpt.generator import load
 from ortgpt.results import Evaluation
@@ -32,10 +32,11 @@ from ortgpt.tools.evaluation_rows import KINDS, read_rows
 )
 @click.option("--limit", type=int, metavar="N", help="Take the first N rows only.")
 @json_option
+@prefill_option
 @device_options
 def evaluate(
     bundle: Path, data_file: str, kind: str | None, delimiter: str | None, limit: int | None, as_json: bool,
-    device: str, threads: int | None,
+    prefill: str, device: str, threads: int | None,
 ) -> None:  # fmt: skip
     """Measure how well the model in BUNDLE answers the rows of FILE: accuracy, perplexity.
 
@@ -48,7 +49,7 @@ def evaluate(
     if delimiter is not None:
         delimiter = read_argument("--delimiter", delimiter)
     rows = read_rows(read_text(data_file), source, kind=kind, delimiter=delimiter, limit=limit)
-    with load(bundle, device=device, threads=threads) as generator:
+    with load(bundle, device=device, threads=threads, prefill=prefill) as generator:
         hidden = not sys.stderr.isatty()
         with click.progressbar(length=1, label="eval", file=sys.stderr, show_pos=True, hidden=hidden) as bar:
 

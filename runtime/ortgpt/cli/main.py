@@ -20,7 +20,7 @@ import click
 from ortgpt import __version__
 from ortgpt.bundle.folder import open_bundle
 from ortgpt.cli.id_text import as_prompt
-from ortgpt.cli.options import device_options, flag_mention, json_option
+from ortgpt.cli.options import device_options, flag_mention, json_option, prefill_option
 from ortgpt.cli.report import diagnosis_lines, info_lines, info_values
 from ortgpt.cli.streams import json_text, printable, read_text, write_line
 from ortgpt.errors import OptionError, OrtGptError
@@ -122,10 +122,12 @@ def main() -> None:
 @click.option("--stride", type=int, metavar="N", help="Move windows by N tokens. [default: half the context]")
 @click.option("--logprobs", is_flag=True, help="With --json: each token's id and log-probability, too.")
 @json_option
+@prefill_option
 @device_options
 def score(
-    bundle: Path, text_file: str, stride: int | None, logprobs: bool, as_json: bool, device: str, threads: int | None
-) -> None:
+    bundle: Path, text_file: str, stride: int | None, logprobs: bool, as_json: bool, prefill: str, device: str,
+    threads: int | None,
+) -> None:  # fmt: skip
     """Measure how well the model in BUNDLE predicts the text in FILE, or on standard input.
 
     If BUNDLE has no tokenizer, the text is token ids separated by white space, and there are no bits per byte.
@@ -133,7 +135,7 @@ def score(
     if logprobs and not as_json:
         raise OptionError("--logprobs would have no effect without --json")
     text = read_text(text_file)
-    with load(bundle, device=device, threads=threads) as generator:
+    with load(bundle, device=device, threads=threads, prefill=prefill) as generator:
         result = generator.score(as_prompt(generator, text), stride=stride)
     values: dict[str, Any] = {
         "perplexity": result.perplexity,

@@ -12,6 +12,7 @@ from ortgpt.bundle.checked_json import parse_json
 from ortgpt.cli.prompt_lines import FORMATS
 from ortgpt.cli.streams import read_argument, read_text
 from ortgpt.errors import Mention, OptionError, shown
+from ortgpt.model import PREFILLS
 from ortgpt.options.generation_options import OPTIONS
 from ortgpt.options.option import Flag, Option
 
@@ -53,6 +54,18 @@ def verify_option(command: Command) -> Command:
         default="sha256",
         show_default=True,
         help="What of the bundle's files to compare with its manifest.",
+    )(command)
+
+
+def prefill_option(command: Command) -> Command:
+    """Add --prefill."""
+    return click.option(
+        "--prefill",
+        type=click.Choice(PREFILLS),
+        default="auto",
+        show_default=True,
+        help="How prompts of 32 or more tokens are computed: fast, by the bundle's graph for prompts; exact, as steps "
+        "are; auto, fast if the bundle has one.",
     )(command)
 
 

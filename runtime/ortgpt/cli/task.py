@@ -13,7 +13,14 @@ from typing import Any
 import click
 
 from ortgpt.bundle.checked_json import parse_json
-from ortgpt.cli.options import device_options, input_options, read_options, some_options, verify_option
+from ortgpt.cli.options import (
+    device_options,
+    input_options,
+    prefill_option,
+    read_options,
+    some_options,
+    verify_option,
+)
 from ortgpt.cli.prompt_lines import PromptFile
 from ortgpt.cli.streams import (
     completion_values,
@@ -86,6 +93,7 @@ def _show_form(context: click.Context, _: click.Parameter, name: str | None) -> 
 )
 @click.option("--json", "as_json", is_flag=True, help="Write a JSON object for each answer.")
 @verify_option
+@prefill_option
 @device_options
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_forms,
@@ -97,7 +105,7 @@ def _show_form(context: click.Context, _: click.Parameter, name: str | None) -> 
 )  # fmt: skip
 def task(
     bundle: Path, form: str, text: str | None, settings: tuple[str, ...], input_file: Path | None,
-    input_format: str | None, as_json: bool, verify: str, device: str, threads: int | None, **values: Any,
+    input_format: str | None, as_json: bool, verify: str, prefill: str, device: str, threads: int | None, **values: Any,
 ) -> None:  # fmt: skip
     """Let the language model in BUNDLE do a task for TEXT, by the prompt that FORM describes.
 
@@ -123,7 +131,7 @@ def task(
             raise OptionError(f"--input {input_file} has no inputs (accepted: one in each line)")
     failed = 0
     write = partial(_write_json, read) if as_json else _write_plain
-    with load(bundle, device=device, threads=threads, verify=verify) as generator:
+    with load(bundle, device=device, threads=threads, verify=verify, prefill=prefill) as generator:
         for begin in range(0, len(rows), _CHUNK):
             chunk = rows[begin : begin + _CHUNK]
             for row, result in zip(chunk, _answered(generator, read, chunk, options), strict=True):

@@ -18,6 +18,7 @@ from ortgpt.cli.options import (
     flag_mention,
     generation_options,
     input_options,
+    prefill_option,
     read_options,
 )
 from ortgpt.cli.prompt_files import run_file
@@ -75,9 +76,10 @@ continue. Ctrl-C stops it, and its text stays. A line that begins with / is a co
     "--strict", is_flag=True, help="With --input: check every line before any work, and end at the first bad one."
 )
 @click.option("--json", "as_json", is_flag=True, help="Write a JSON object for each continuation instead of the text.")
+@prefill_option
 @device_options
 def generate(
-    bundle: Path, prompt: str | None, echo: bool, as_json: bool, device: str, threads: int | None,
+    bundle: Path, prompt: str | None, echo: bool, as_json: bool, prefill: str, device: str, threads: int | None,
     input_file: Path | None, input_format: str | None, output_file: Path | None, strict: bool, **values: Any,
 ) -> None:  # fmt: skip
     """Continue PROMPT with the model in BUNDLE, a folder or the built-in model "austen".
@@ -105,7 +107,7 @@ def generate(
         )
     lines = None if input_file is None else PromptFile(input_file, input_format)
     text = _prompt_text(prompt) if lines is None else ""
-    with _loaded(bundle, device, threads, options) as generator:
+    with _loaded(bundle, device, threads, prefill, options) as generator:
         if lines is not None:
             failed = run_file(generator, lines, output_file, options, strict=strict)
             sys.exit(1 if failed else 0)
@@ -119,8 +121,9 @@ def generate(
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("prompt", required=False, default="")
 @chat_options
+@prefill_option
 @device_options
-def chat(bundle: Path, prompt: str, device: str, threads: int | None, **values: Any) -> None:
+def chat(bundle: Path, prompt: str, prefill: str, device: str, threads: int | None, **values: Any) -> None:
     options = read_options(values)
     GenerationOptions.make(None, options)
     prompt = read_argument("PROMPT", prompt)
@@ -128,7 +131,7 @@ def chat(bundle: Path, prompt: str, device: str, threads: int | None, **values: 
         raise click.ClickException("standard input is closed; chat reads its turns from it")
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # gives input() line editing and a history
-    with _loaded(bundle, device, threads, options) as generator:
+    with _loaded(bundle, device, threads, prefill, options) as generator:
         if not generator.has_text:
             raise OptionError("chat needs a bundle with a tokenizer; `ortgpt generate` continues token ids")
         click.echo(_CHAT_HELP.replace("\b\n", ""), err=True)
@@ -220,11 +223,13 @@ class _Chat:
 
 
 @contextlib.contextmanager
-def _loaded(bundle: Path, device: str, threads: int | None, options: dict[str, Any]) -> Iterator[Generator]:
+def _loaded(
+    bundle: Path, device: str, threads: int | None, prefill: str, options: dict[str, Any]
+) -> Iterator[Generator]:
     """Load a bundle, and the draft model that the options name."""
     assistant = options.pop("assistant", None)
     with contextlib.ExitStack() as stack:
-        generator = stack.enter_context(load(bundle, device=device, threads=threads))
+        generator = stack.enter_context(load(bundle, device=device, threads=threads, prefill=prefill))
         if assistant is not None:
             options["assistant_model"] = stack.enter_context(load(assistant, device=device, threads=threads))
         yield generator

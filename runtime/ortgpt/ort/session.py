@@ -20,13 +20,14 @@ from ortgpt.background import Background
 from ortgpt.bundle.external_data import external_files
 from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import CacheSpec, GraphSpec
-from ortgpt.contract import DType, KVShape, Role, Spec, Target, classifier_tensors, graph_tensors, topk_tensors
+from ortgpt.contract import DType, File, KVShape, Role, Spec, Target, classifier_tensors, graph_tensors, topk_tensors
 from ortgpt.errors import BundleError, ClosedError, DeviceError, OptionError, listed
 from ortgpt.forks import FORKED
 from ortgpt.native_call import native_call
 from ortgpt.ort.cpus import allowed_cpus
 from ortgpt.ort.device import PROVIDERS, Device, choose_graph, list_names
 from ortgpt.ort.integer_probe import multiplies_exactly
+from ortgpt.ort.made_weights import MadeWeights
 from ortgpt.ort.package import comes_from_onnxruntime, import_onnxruntime, install_hint
 from ortgpt.ort.threads import pool_size
 
@@ -53,6 +54,8 @@ class Session:
     graph: GraphSpec
     device: Device
     threads: int
+    made: MadeWeights | None = None
+    """The weights that were made for it and that it reads, if there are any."""
 
     def __post_init__(self) -> None:
         _opened.add(self)
@@ -159,6 +162,10 @@ def _plan(
     def open_() -> Session:
         path = bundle.path / graph.file
         weights = external_files(path)
+        made = MadeWeights(bundle, graph) if File.MADE in weights else None
+        if made is not None:
+            weights -= {File.MADE}
+            made.give_to(ort, options)
         unlisted = weights - bundle.manifest.files.keys()
         if unlisted:
             raise BundleError(
@@ -167,9 +174,11 @@ def _plan(
         options.intra_op_num_threads = pool = pool_size(threads if is_demand else None, count)
         with native_call:
             handle = _open_cpu(ort, path, options) if device.is_cpu else _open_gpu(ort, path, options, device)
-        bundle.check_same({graph.file, *weights})
+        bundle.check_same({graph.file, *weights, *(matrix.file for matrix in graph.made)})
         _check_tensors(bundle, graph, handle)
-        return Session(handle, ort, graph, device, pool)
+        if made is not None:
+            made.free_if_copied(handle)
+        return Session(handle, ort, graph, device, pool, made)
 
     return SessionPlan(open_, cancel=lambda: options.set_load_cancellation_flag(True))
 

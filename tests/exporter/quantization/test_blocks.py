@@ -72,16 +72,13 @@ def test_known_integers() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_packing_and_splitting_keep_every_integer_and_weight(bits: int) -> None:
+def test_packing_keeps_every_integer(bits: int) -> None:
     rng = np.random.default_rng(3)
     integers = rng.integers(2**bits, size=(5, 3, 32)).astype(np.uint8)
     blocks = Blocks.pack(integers, rng.uniform(1, 2, size=(5, 3)).astype(np.float32), bits=bits)
     assert blocks.packed.shape == (5, 3, 32 * bits // 8)
     assert np.array_equal(blocks.integers, integers)
-    parts = blocks.split(16)
-    assert np.array_equal(parts.integers, integers.reshape(5, 6, 16))
-    assert np.array_equal(parts.dequantized(), blocks.dequantized())
-    assert parts.block_size == 16
+    assert blocks.block_size == 32
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -93,9 +90,8 @@ def test_the_last_block_of_a_row_is_filled_with_zeros(bits: int, columns: int) -
     assert np.array_equal(blocks.packed, expected.packed)
     assert np.array_equal(blocks.dequantized(), expected.dequantized()[:, :columns])
     assert (blocks.integers.reshape(6, -1)[:, columns:] == 2 ** (bits - 1)).all()
-    parts = quantize_blocks(rows, bits=bits, block_size=columns).split(32) if bits == 8 else blocks
-    assert parts.scales.shape == (6, -(-columns // 32))
-    assert np.abs(parts.dequantized() - rows).max() <= (0.02 if bits == 8 else 0.35)
+    assert blocks.scales.shape == (6, -(-columns // 32))
+    assert np.abs(blocks.dequantized() - rows).max() <= (0.02 if bits == 8 else 0.35)
 
 
 def test_blocks_far_from_zero_are_not_lost() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import shutil
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,9 +24,9 @@ from ortgpt.bundle.folder import open_bundle
 from ortgpt.cli.main import main
 from ortgpt.decode.drafts import PromptLookup
 from ortgpt.engine.prefill_graph import MIN_TOKENS
-from ortgpt_exporter import ExportError, Quantization, export_bundle, quantize_bundle
+from ortgpt.ort.whole_rows import read_whole_rows
+from ortgpt_exporter import Quantization, export_bundle, quantize_bundle
 from ortgpt_exporter.graph.save import weight_bytes
-from ortgpt_exporter.quantize import recipe_for
 from ortgpt_models import load_gpt
 from support import TEXT, write_checkpoint
 
@@ -47,10 +50,10 @@ def bundles(source: Path) -> dict[str, Path]:
     text.write_text(TEXT, encoding="utf-8")
     gptq: dict[str, Any] = {"method": "gptq", "calibration": text}
     quantizations = {
-        "int8": Quantization(dtype="int8", max_perplexity_ratio=2.0, fast_prefill=True),
-        "int4": Quantization(dtype="int4", max_perplexity_ratio=2.0, fast_prefill=True),
-        "int8-blocks": Quantization(dtype="int8", max_perplexity_ratio=2.0, fast_prefill=True, block_size=32),
-        "int4-gptq": Quantization(dtype="int4", max_perplexity_ratio=2.0, fast_prefill=True, **gptq),
+        "int8-blocks": Quantization(dtype="int8", max_perplexity_ratio=2.0, method="scale-search"),
+        "int8-blocks-of-16": Quantization(dtype="int8", max_perplexity_ratio=2.0, block_size=16),
+        "int4": Quantization(dtype="int4", max_perplexity_ratio=2.0),
+        "int4-gptq": Quantization(dtype="int4", max_perplexity_ratio=2.0, **gptq),
     }
     return {name: quantize_bundle(source, source.parent / name, each).path for name, each in quantizations.items()}
 
@@ -60,35 +63,85 @@ def prompt() -> list[int]:
     return [int(each) for each in np.random.default_rng(0).integers(300, size=64)]
 
 
+def place_of(tensor: Any) -> tuple[str, str]:
+    place = {each.key: each.value for each in tensor.external_data}
+    return place.get("location", ""), place.get("offset", "0")
+
+
 def places(path: Path) -> set[tuple[str, str]]:
     graph = onnx.load(path, load_external_data=False).graph
-    found = [{each.key: each.value for each in tensor.external_data} for tensor in graph.initializer]
-    return {(place["location"], place["offset"]) for place in found if place}
+    return {place_of(tensor) for tensor in graph.initializer if tensor.external_data}
 
 
-def test_int8_reads_the_decoders_bytes_and_stores_none(bundles: dict[str, Path]) -> None:
-    folder = bundles["int8"]
-    assert not (folder / "prefill.onnx.data").exists()
-    graph = onnx.load(folder / "prefill.onnx", load_external_data=False).graph
-    layers = [tensor for tensor in graph.initializer if tensor.name.endswith(".bytes")]
-    assert sum(int(np.prod(tensor.dims)) for tensor in layers) == LAYER_WEIGHTS
-    assert {tensor.data_type for tensor in layers} == {onnx.TensorProto.INT8}
-    assert places(folder / "prefill.onnx") <= places(folder / "model.onnx")
-    assert (folder / "prefill.onnx").stat().st_size < 50_000
-    assert open_bundle(folder).manifest.precision.parameters["row_scales"] is True
+def rows_name(node: Any) -> str:
+    return str(node.input[1]).rpartition(".")[0] + ".rows"
 
 
-@pytest.mark.parametrize("name", ["int4", "int8-blocks", "int4-gptq"])
-def test_others_store_the_layers_bytes_and_share_the_rest(bundles: dict[str, Path], name: str) -> None:
+def product_with_identity(path: Path, node: Any, columns: int) -> Any:
+    """Return what a MatMulNBits of the graph multiplies by, as ONNX Runtime computes it in float32."""
+    node = copy.deepcopy(node)
+    for attribute in list(node.attribute):
+        if attribute.name == "accuracy_level":
+            node.attribute.remove(attribute)
+    model = onnx.load(path)
+    weights = [tensor for tensor in model.graph.initializer if tensor.name in node.input]
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [node],
+        "product",
+        [value(node.input[0], onnx.TensorProto.FLOAT, ["rows", columns])],
+        [value(node.output[0], onnx.TensorProto.FLOAT, None)],
+        weights,
+    )
+    opsets = [onnx.helper.make_opsetid(each.domain, each.version) for each in model.opset_import]
+    one = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
+    session = onnxruntime.InferenceSession(one.SerializeToString())
+    return session.run(None, {node.input[0]: np.eye(columns, dtype=np.float32)})[0]
+
+
+@pytest.mark.parametrize("name", ["int8-blocks", "int8-blocks-of-16", "int4", "int4-gptq"])
+def test_it_has_no_bytes_of_its_own(bundles: dict[str, Path], name: str) -> None:
     folder = bundles[name]
-    assert (folder / "prefill.onnx.data").stat().st_size == LAYER_WEIGHTS
-    shared = {place for place in places(folder / "prefill.onnx") if place[0] == "model.onnx.data"}
+    assert sorted(path.name for path in folder.glob("*.onnx*")) == ["model.onnx", "model.onnx.data", "prefill.onnx"]
+    graph = onnx.load(folder / "prefill.onnx", load_external_data=False).graph
+    made = {tensor.name: tensor for tensor in graph.initializer if place_of(tensor)[0] == "made-when-opened"}
+    manifest = open_bundle(folder).manifest
+    assert [graph.role for graph in manifest.graphs] == ["decoder", "prompt"]
+    sizes = {matrix.name: matrix.rows * matrix.columns for matrix in manifest.graphs[1].made}
+    assert sum(sizes.values()) == LAYER_WEIGHTS
+    assert made.keys() == sizes.keys() | {f"{each}_scales" for each in sizes}
+    assert {made[each].data_type for each in sizes} == {onnx.TensorProto.INT8}
+    assert {each: int(np.prod(made[each].dims)) for each in sizes} == sizes
+    shared = places(folder / "prefill.onnx") - {("made-when-opened", "0")}
     assert shared < places(folder / "model.onnx")
     assert len(shared) >= N_LAYER * 6 + 4  # biases and norms of the layers, the last norm, embedding and head
+    assert (folder / "prefill.onnx").stat().st_size < 60_000
+
+
+@pytest.mark.parametrize("name", ["int8-blocks", "int4"])
+def test_its_weights_are_the_decoders_within_a_half_step(bundles: dict[str, Path], name: str) -> None:
+    """The oracle is a product of the decoder's node, as ONNX Runtime computes it, with each column of the identity."""
+    folder = bundles[name]
+    spec, compared = open_bundle(folder).manifest.graphs[1], 0
+    for node in onnx.load(folder / "model.onnx").graph.node:
+        matrix = next(
+            (each for each in spec.made if node.op_type == "MatMulNBits" and each.name == rows_name(node)), None
+        )
+        if matrix is None:
+            continue
+        expected = product_with_identity(folder / "model.onnx", node, matrix.columns)
+        bytes_, scales = read_whole_rows(folder, matrix)
+        assert bytes_.shape == expected.shape == (matrix.columns, matrix.rows)
+        assert np.array_equal(np.abs(bytes_.astype(int)).max(axis=0), 127 * expected.any(axis=0))  # heads are padded
+        assert (np.abs(bytes_ * scales - expected).max(axis=0) <= 0.501 * scales).all()
+        compared += 1
+    assert compared == len(spec.made)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "most"), [("int8", 0.08), ("int8-blocks", 0.08), ("int4", 0.5), ("int4-gptq", 0.5)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("int8-blocks", 0.08), ("int8-blocks-of-16", 0.08), ("int4", 0.5), ("int4-gptq", 0.5)]
+)
 def test_it_computes_what_pytorch_and_the_decoder_do(
     bundles: dict[str, Path], checkpoint: Path, prompt: list[int], name: str, most: float
 ) -> None:
@@ -104,12 +157,12 @@ def test_it_computes_what_pytorch_and_the_decoder_do(
     assert 0 < np.square(whole - alone).mean() ** 0.5 < 0.08 * expected.std()
 
 
-def test_scales_too_few_for_the_file_of_weights_are_read_from_the_graph(prompt: list[int], tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "checkpoint", n_embd=48, n_head=4, n_positions=96)
+def test_matrices_too_small_for_the_file_of_weights_are_stored_in_the_graph(prompt: list[int], tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", n_embd=16, n_head=2, n_positions=96)
     source = export_bundle(checkpoint, tmp_path / "float32").path
-    quantization = Quantization(dtype="int8", fast_prefill=True, max_perplexity_ratio=2.0)
+    quantization = Quantization(dtype="int8", method="scale-search", max_perplexity_ratio=2.0)
     bundle = quantize_bundle(source, tmp_path / "int8", quantization).path
-    assert not (bundle / "prefill.onnx.data").exists()
+    assert len(open_bundle(bundle).manifest.graphs[1].made) < 4 * N_LAYER
     with ortgpt.load(source) as exact, ortgpt.load(bundle) as generator:
         expected, found = (
             each.engine.prefill(each.engine.new_cache(1, 64), [prompt], np.arange(64)[None])[0]
@@ -119,7 +172,7 @@ def test_scales_too_few_for_the_file_of_weights_are_read_from_the_graph(prompt: 
 
 
 def test_a_prompt_and_the_steps_after_it_share_one_cache(bundles: dict[str, Path], prompt: list[int]) -> None:
-    with ortgpt.load(bundles["int8"]) as generator:
+    with ortgpt.load(bundles["int8-blocks"]) as generator:
         rows = [prompt, prompt[:40], prompt[:3], prompt[:1]]
         batch = generator.generate_batch(rows, max_new_tokens=8, eos_token_id=[])
         engine = generator.engine
@@ -143,7 +196,7 @@ def test_it_is_opened_once_by_the_first_call_of_many_tokens(
         return real(path, *args, **keywords)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", spy)
-    with ortgpt.load(bundles["int8"]) as generator:
+    with ortgpt.load(bundles["int8-blocks"]) as generator:
         generator.generate(prompt[: MIN_TOKENS - 2], max_new_tokens=4)
         assert opened == ["model.onnx"]
         threads = [
@@ -163,7 +216,7 @@ def test_drafts_of_any_size_run_on_the_decoder(
     count: int, bundles: dict[str, Path], prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The two graphs round differently, so a draft that ran on the other one could change the text."""
-    with ortgpt.load(bundles["int8"]) as generator:
+    with ortgpt.load(bundles["int8-blocks"]) as generator:
         engine = generator.engine
         real = engine.new_forward
         sizes: list[int] = []
@@ -193,7 +246,7 @@ def test_a_rows_own_length_chooses_the_graph(bundles: dict[str, Path], prompt: l
     rows = [
         prompt[begin : begin + size] for begin, size in ((0, 3), (5, 31), (2, 40), (1, 8), (0, 32), (7, 1), (9, 50))
     ]
-    with ortgpt.load(bundles["int8"]) as generator:
+    with ortgpt.load(bundles["int8-blocks"]) as generator:
         engine = generator.engine
         together = engine.prefill(engine.new_cache(len(rows), 64), rows)
         for row, ids in enumerate(rows):
@@ -209,47 +262,70 @@ def test_a_bundle_without_one_runs_everything_on_its_decoder(source: Path) -> No
         assert generator.engine.prefill_graph is None
 
 
-def test_it_is_refused_if_it_would_have_no_effect(source: Path) -> None:
-    bundle = open_bundle(source)
-    with pytest.raises(ExportError, match="fast_prefill would have no effect"):
-        recipe_for(bundle, Quantization(dtype="int8", method="w8a8", fast_prefill=True))
-    portable = replace(bundle.manifest.graphs[0], flavour="portable")
-    bundle = replace(bundle, manifest=replace(bundle.manifest, graphs=(portable,)))
-    with pytest.raises(ExportError, match="fast_prefill would have no effect"):
-        recipe_for(bundle, Quantization(dtype="int4", fast_prefill=True))
+@pytest.mark.parametrize(("flavour", "values"), [("native", {"dtype": "int8"}), ("portable", {"dtype": "int4"})])
+def test_bundles_whose_one_graph_is_for_both_have_none(
+    checkpoint: Path, tmp_path: Path, flavour: str, values: dict[str, Any]
+) -> None:
+    quantization = Quantization(max_perplexity_ratio=2.0, **values)
+    bundle = export_bundle(checkpoint, tmp_path / "out", flavour=flavour, quantization=quantization, **values)
+    assert [graph.role for graph in bundle.manifest.graphs] == ["decoder"]
+    with pytest.raises(ortgpt.BundleError, match=r'has no graph for prompts beside its decoder.*prefill = "fast"'):
+        ortgpt.load(bundle.path, prefill="fast")
+    ortgpt.load(bundle.path, prefill="exact").close()
 
 
-def test_the_command_line_adds_it(source: Path, checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "fast"
-    command = [
-        "quantize",
-        str(source),
-        "-o",
-        str(out),
-        "--dtype",
-        "int8",
-        "--fast-prefill",
-        "--max-perplexity-ratio",
-        "2",
-    ]
-    result = CliRunner().invoke(main, command)
-    assert result.exit_code == 0, result.output
-    assert [graph.role for graph in open_bundle(out).manifest.graphs] == ["decoder", "prefill"]
-    shown = CliRunner().invoke(main, ["info", str(out)]).stdout
-    assert "graph prefill.onnx" in shown
-    assert "fast_prefill True" in shown
-    for refused, accepted in (
-        (["export", str(checkpoint), "-o", str(tmp_path / "float32"), "--fast-prefill"], "with --dtype int8 or int4"),
-        (["quantize", str(source), "--sweep", "--fast-prefill"], "with --sweep: --eval, --plot"),
-        (["quantize", str(source), "--sweep", "--max-kl", "0", "--fast-prefill"], "with --sweep: --eval, --plot"),
-    ):
-        result = CliRunner().invoke(main, refused)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert f"--fast-prefill would have no effect (accepted {accepted})" in result.stderr.replace(", --max-kl", "")
-        assert ("--max-kl" in result.stderr) == ("--max-kl" in refused)
+def test_a_caller_chooses_how_prompts_are_computed(bundles: dict[str, Path], prompt: list[int]) -> None:
+    found = {}
+    for prefill in ("auto", "fast", "exact"):
+        with ortgpt.load(bundles["int4"], prefill=prefill) as generator:
+            assert (generator.engine.prefill_graph is None) == (prefill == "exact")
+            found[prefill] = generator.engine.prefill(generator.engine.new_cache(1, 64), [prompt])
+            again = pickle.loads(pickle.dumps(generator))
+            assert (again.engine.prefill_graph is None) == (prefill == "exact")
+    assert np.array_equal(found["auto"], found["fast"])
+    assert not np.array_equal(found["auto"], found["exact"])
+    with pytest.raises(ortgpt.OptionError, match=r"^prefill = 'slow' \(accepted: auto, exact, fast\)$"):
+        ortgpt.load(bundles["int4"], prefill="slow")
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_the_command_line_chooses_it(bundles: dict[str, Path]) -> None:
+    command, text = ["score", str(bundles["int4"])], "It is a truth universally acknowledged, " * 2
+    fast, exact, default = (
+        CliRunner().invoke(main, [*command, *more], input=text)
+        for more in (["--prefill", "fast"], ["--prefill", "exact"], [])
+    )
+    assert fast.exit_code == exact.exit_code == 0, fast.output
+    assert fast.stdout == default.stdout != exact.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"integers": 2**40}, "model.onnx.data ends before the weights of h.0.attn.c_attn.weight.rows"),
+        ({"rows": 2**20}, "model.onnx.data ends before the weights of h.0.attn.c_attn.weight.rows"),
+        ({"bits": 3}, r"in blocks of 32, 3 bits each \(accepted: 4 or 8 bits"),
+        ({"block_size": 0}, r"in blocks of 0, 4 bits each \(accepted: 4 or 8 bits"),
+        ({"file": "../secret"}, r"prefill.onnx is made of '../secret', which is not in the manifest"),
+        ({"name": "other"}, "prefill.onnx"),
+        ({"columns": 64}, "prefill.onnx"),
+    ],
+)
+def test_a_manifest_that_describes_other_weights_is_refused(
+    bundles: dict[str, Path], prompt: list[int], tmp_path: Path, change: dict[str, Any], fault: str
+) -> None:
+    folder = shutil.copytree(bundles["int4"], tmp_path / "bundle")
+    bundle = open_bundle(folder)
+    decoder, graph = bundle.manifest.graphs
+    made = (replace(graph.made[0], **change), *graph.made[1:])
+    manifest = replace(bundle.manifest, graphs=(decoder, replace(graph, made=made)))
+    (folder / "ortgpt.json").write_text(manifest.to_json(), encoding="utf-8")
+    with ortgpt.load(folder) as generator:
+        with pytest.raises(ortgpt.BundleError, match=fault):
+            generator.generate(prompt, max_new_tokens=1)
+        assert len(generator.generate(prompt[:8], max_new_tokens=1).token_ids) == 1
+
+
+@pytest.mark.parametrize("name", ["int8-blocks", "int4"])
 def test_weights_that_have_several_views_are_counted_once(bundles: dict[str, Path], name: str) -> None:
     folder = bundles[name]
     inline = sum(
