@@ -20,8 +20,6 @@ from ortgpt_exporter.quantization.integer_nodes import fused_rows_product
 from ortgpt_exporter.quantization.recipe import EMBEDDING, HEAD
 from ortgpt_exporter.quantization.rewrite_graph import raise_versions, replace_node
 
-_SCALES = "_scales"  # ends the names of scales, as the manifest says
-
 
 def write_prefill(folder: Path) -> None:
     """Write the graph for prompts beside the decoder in `folder`."""
@@ -34,7 +32,7 @@ def write_prefill(folder: Path) -> None:
             weights, scales = _stored(model.graph, node)
         else:
             weights = _made(model.graph, matrix.name, ir.DataType.INT8, (matrix.columns, matrix.rows))
-            scales = _made(model.graph, matrix.name + _SCALES, ir.DataType.FLOAT, (matrix.rows,))
+            scales = _made(model.graph, matrix.scales_name, ir.DataType.FLOAT, (matrix.rows,))
         replace_node(model.graph, node, fused_rows_product(model.graph, node.inputs[0], weights, scales))
     RemoveUnusedNodesPass()(model)  # and the decoder's integers and scales, which nothing reads here
     raise_versions(model)
@@ -79,7 +77,7 @@ def _stored(graph: ir.Graph, node: ir.Node) -> tuple[ir.Value, ir.Value]:
     bytes_, row_scales = whole_rows(
         packed.reshape(rows, blocks, -1), scales.reshape(rows, blocks), bits=bits, columns=columns
     )
-    return constant(graph, _name(node), bytes_), constant(graph, _name(node) + _SCALES, row_scales)
+    return constant(graph, _name(node), bytes_), constant(graph, f"{_name(node)}.scales", row_scales)
 
 
 def _sizes(node: ir.Node) -> tuple[int, ...]:

@@ -103,7 +103,7 @@ class WholeRows:
     """A matrix of bytes with one scale for each row, made of integers in blocks when its graph is opened."""
 
     name: str
-    """The initializer of the bytes, int8 (columns, rows). That of the scales, float32 (rows,), ends in "_scales"."""
+    """The initializer of the bytes, int8 (columns, rows)."""
     file: str
     """The file that holds the integers and their scales."""
     rows: int
@@ -118,6 +118,11 @@ class WholeRows:
     """Where the integers begin in the file: uint8 (rows, blocks, block_size · bits / 8), two to a byte in 4 bits."""
     scales: int
     """Where their scales begin: float32 (rows, blocks)."""
+
+    @property
+    def scales_name(self) -> str:
+        """The initializer of the scales, float32 (rows,)."""
+        return f"{self.name}_scales"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +154,8 @@ class GraphSpec:
 
     def __str__(self) -> str:
         cache = "no cache" if self.cache is None else f"{self.cache.kind} {self.cache.dtype} cache"
-        return f"{self.role}, {self.flavour}, {self.target}, {cache}"
+        made = f", {len(self.made)} matrices made when it is opened" if self.made else ""
+        return f"{self.role}, {self.flavour}, {self.target}, {cache}{made}"
 
 
 @dataclass(frozen=True, kw_only=True)

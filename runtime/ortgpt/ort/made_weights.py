@@ -28,7 +28,7 @@ class MadeWeights:
             if matrix.file not in bundle.manifest.files:
                 path = bundle.path / graph.file
                 raise BundleError(f"{path} is made of {shown(matrix.file)}, which is not in the manifest")
-            self.arrays[matrix.name], self.arrays[f"{matrix.name}_scales"] = read_whole_rows(bundle.path, matrix)
+            self.arrays[matrix.name], self.arrays[matrix.scales_name] = read_whole_rows(bundle.path, matrix)
 
     def give_to(self, ort: ModuleType, options: Any) -> None:
         """Let a session that is opened with these options read the weights."""

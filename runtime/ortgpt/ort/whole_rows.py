@@ -22,7 +22,7 @@ Bytes = npt.NDArray[np.int8]
 Scales = npt.NDArray[np.float32]
 Packed = npt.NDArray[np.uint8]
 
-_LARGEST = 127  # of a signed byte; -128 has no positive twin
+_LEAST, _MOST = -128, 127  # of a signed byte
 _CHUNK = 128  # rows whose weights are in memory at once
 
 
@@ -54,8 +54,8 @@ def whole_rows(packed: Packed, scales: Scales, *, bits: int, columns: int) -> tu
     """Return signed bytes (columns, rows), and a scale for each row, of a matrix in blocks.
 
     `packed` is uint8 (rows, blocks, bytes), with two integers to a byte in 4 bits, the first in the low half; the
-    integer for zero is the middle of their range. `scales` is float32 (rows, blocks). A row is divided by its largest
-    magnitude, and rounded to -127 … 127; of a row of zeros, the scale is 0.
+    integer for zero is the middle of their range. `scales` is float32 (rows, blocks). The largest magnitude of a row
+    goes to -128, and the scale is the one with the least squared error; of a row of zeros, it is 0.
     """
     rows = len(packed)
     # Pages of its own, which go back to the system when it is freed.
@@ -67,10 +67,13 @@ def whole_rows(packed: Packed, scales: Scales, *, bits: int, columns: int) -> tu
         weights -= 2 ** (bits - 1)
         weights *= scales[chunk, :, None]
         flat = weights.reshape(len(weights), -1)[:, :columns]
-        largest = np.abs(flat).max(axis=1)
-        row_scales[chunk] = largest / _LARGEST
-        flat *= np.divide(_LARGEST, largest, out=np.zeros_like(largest), where=largest > 0)[:, None]
-        bytes_[:, chunk] = np.rint(flat, out=flat).astype(np.int8).T
+        largest = flat[np.arange(len(flat)), np.abs(flat).argmax(axis=1)]
+        flat *= np.divide(_LEAST, largest, out=np.zeros_like(largest), where=largest != 0)[:, None]
+        nearest = np.clip(np.rint(flat), _LEAST, _MOST)
+        norms = np.einsum("ij,ij->i", nearest, nearest)
+        fits = np.divide(np.einsum("ij,ij->i", nearest, flat), norms, out=np.zeros_like(norms), where=norms > 0)
+        row_scales[chunk] = fits * largest / _LEAST
+        bytes_[:, chunk] = nearest.T
     return bytes_, row_scales
 
 
