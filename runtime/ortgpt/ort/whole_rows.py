@@ -23,7 +23,7 @@ Scales = npt.NDArray[np.float32]
 Packed = npt.NDArray[np.uint8]
 
 _LEAST, _MOST = -128, 127  # of a signed byte
-_CHUNK = 128  # rows whose weights are in memory at once
+_CHUNK = 64  # rows whose weights are in memory at once
 
 
 def read_whole_rows(folder: Path, matrix: WholeRows) -> tuple[Bytes, Scales]:
@@ -69,7 +69,8 @@ def whole_rows(packed: Packed, scales: Scales, *, bits: int, columns: int) -> tu
         flat = weights.reshape(len(weights), -1)[:, :columns]
         largest = flat[np.arange(len(flat)), np.abs(flat).argmax(axis=1)]
         flat *= np.divide(_LEAST, largest, out=np.zeros_like(largest), where=largest != 0)[:, None]
-        nearest = np.clip(np.rint(flat), _LEAST, _MOST)
+        nearest = np.rint(flat)
+        np.minimum(nearest, _MOST, out=nearest)  # 128 is what may stand opposite to the largest magnitude
         norms = np.einsum("ij,ij->i", nearest, nearest)
         fits = np.divide(np.einsum("ij,ij->i", nearest, flat), norms, out=np.zeros_like(norms), where=norms > 0)
         row_scales[chunk] = fits * largest / _LEAST

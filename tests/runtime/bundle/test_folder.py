@@ -58,7 +58,7 @@ def test_an_intact_bundle_opens_from_anywhere(bundle: Path, monkeypatch: pytest.
 
 def test_the_manifest_says_what_it_should(bundle: Path) -> None:
     values = json.loads((bundle / "ortgpt.json").read_text())
-    assert values["format"] == {"major": 1, "minor": 5}
+    assert values["format"] == {"major": 1, "minor": 6}
     promise = {name: value for name, value in values["precision"].pop("promise").items() if value is not None}
     assert promise == {"kind": "exact"}
     assert values["precision"] == {"dtype": "float32", "recipe": "none", "parameters": {}}
