@@ -11,12 +11,12 @@ from ortgpt.errors import BundleError, shown
 
 MAX_IDS = 2**24  # more than any model has rows; a larger id is a mistake, and lists up to it would take forever
 
-_PAIRS = re.compile(r"(?:[^\s]+ [^\s]+\n)*")  # nearly every merges.txt, after its first line
+_PAIRS = re.compile(r"(?:\S++ \S++\n)*+")  # nearly every merges.txt, after its first line
 
 
 def read_vocab(path: Path) -> dict[str, int]:
     """Read a vocab.json: token (in the letters of GPT-2) to id. Raises BundleError."""
-    return check_ids(read_json_object(path), source=str(path))
+    return check_ids(read_json_object(path, is_flat=True), source=str(path))
 
 
 def check_ids(vocab: dict[str, Any], *, source: str) -> dict[str, int]:

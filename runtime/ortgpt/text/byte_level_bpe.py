@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import array
 import itertools
-import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import tiktoken
 
 from ortgpt.bundle.files import read_text
@@ -174,11 +174,16 @@ class ByteLevelBPE(Tokenizer):
 def _bytes_of(joined: Sequence[str]) -> tuple[list[bytes], list[str]]:
     """Return the bytes of each rank, single bytes first and then those of merges; and the faults, if any."""
     byte_of = byte_of_letter()
-    table = _translation(byte_of)
-    try:
-        return [text.translate(table).encode("latin-1") for text in itertools.chain(byte_of, joined)], []
-    except UnicodeEncodeError as error:
-        return [], [f"a merge joins to {shown(error.object)}, which has a letter that means no byte"]
+    byte_of_unit = np.full(2**16, -1, np.int16)  # of UTF-16; the letters have one each
+    byte_of_unit[[*map(ord, byte_of)]] = [*byte_of.values()]
+    texts = [*byte_of, *joined]
+    found = byte_of_unit[np.frombuffer("".join(texts).encode("utf-16-le", "surrogatepass"), "<u2")]
+    if found.min() < 0:
+        foreign = next(text for text in joined if not byte_of.keys() >= {*text})
+        return [], [f"a merge joins to {shown(foreign)}, which has a letter that means no byte"]
+    data = found.astype(np.uint8).tobytes()
+    ends = itertools.accumulate(map(len, texts), initial=0)
+    return [data[begin:end] for begin, end in itertools.pairwise(ends)], []
 
 
 def _ids_of(
@@ -186,8 +191,11 @@ def _ids_of(
 ) -> tuple[Sequence[int] | None, dict[str, int]]:
     """Return the id of each rank, None if ids equal ranks, and the ids of added tokens. Raises BundleError."""
     byte_of = byte_of_letter()
-    found = [f"byte {byte_of[letter]} is missing" for letter in byte_of if letter not in vocab]
-    found += [f"merge {shown(text)} is missing" for text in sorted(set(joined) - vocab.keys())]
+    id_of_rank = [*map(vocab.get, itertools.chain(byte_of, joined), itertools.repeat(-1))]
+    found = []
+    if min(id_of_rank) < 0:
+        found += [f"byte {byte_of[letter]} is missing" for letter in byte_of if letter not in vocab]
+        found += [f"merge {shown(text)} is missing" for text in sorted(set(joined) - vocab.keys())]
     ids = set(vocab.values())
     if len(ids) != len(vocab):
         found.append("two tokens share an id")
@@ -196,14 +204,7 @@ def _ids_of(
     found += faults
     if found:
         raise BundleError(f"{source} do not make a byte-level BPE: {listed(found)}")
-    id_of_rank = [vocab[text] for text in itertools.chain(byte_of, joined)]
     ids.difference_update(id_of_rank)
     added = {text: token_id for text, token_id in vocab.items() if token_id in ids} if ids else {}
-    same = all(map(operator.eq, id_of_rank, itertools.count()))
+    same = id_of_rank == [*range(len(id_of_rank))]
     return None if same else array.array("l", id_of_rank), added
-
-
-def _translation(byte_of: dict[str, int]) -> dict[int, int]:
-    """Return the table that turns GPT-2's letters into Latin-1, and any other letter into one that Latin-1 lacks."""
-    foreign = {byte: 0xFFFF for byte in range(256) if chr(byte) not in byte_of}
-    return foreign | {ord(letter): byte for letter, byte in byte_of.items()}
