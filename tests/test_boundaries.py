@@ -44,7 +44,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt.sampling": (*_BASE, "options", "text", "ort"),
     "ortgpt.engine": (*_BASE, "bundle", "ort"),
     "ortgpt.decode": (*_BASE, "options", "sampling", "engine"),
-    "ortgpt.model": (*_BASE, "background", "bundle", "options", "text", "ort", "sampling", "engine"),
+    "ortgpt.opening": (*_BASE, "background", "bundle", "text", "ort"),
+    "ortgpt.model": (*_BASE, "bundle", "options", "text", "ort", "sampling", "engine", "opening"),
     "ortgpt.continuation": (*_BASE, "options", "text", "decode"),
     "ortgpt.request": (*_BASE, "options", "sampling", "engine", "decode", "model", "continuation"),
     "ortgpt.conversation": (*_BASE, "options", "text", "model", "continuation", "request"),
@@ -53,18 +54,23 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ortgpt.task_rows": (*_BASE, "bundle"),
     "ortgpt.classifier_input": (*_BASE, "bundle", "text", "model"),
     "ortgpt.classifier": (
-        *_BASE, "bundle", "options", "text", "ort", "sampling", "engine", "decode", "model", "classifier_input",
+        *_BASE, "bundle", "options", "text", "ort", "sampling", "engine", "decode", "opening", "classifier_input",
     ),
     "ortgpt.generator": (
         *_BASE, "bundle", "options", "text", "ort", "engine", "decode", "model", "request", "conversation", "embedding",
         "aio",
     ),
-    "ortgpt.integrations": (*_BASE, "options", "ort", "decode", "generator"),
+    "ortgpt.loading": (*_BASE, "opening", "model", "generator"),
+    "ortgpt.integrations": (*_BASE, "options", "ort", "decode", "generator", "loading"),
     "ortgpt.tasks": (*_BASE, "bundle", "options", "text", "decode", "model", "generator"),
-    "ortgpt": ("engine", "errors", "results", "options", "conversation", "generator", "classifier"),
-    "ortgpt.tools": (*_BASE, "bundle", "options", "ort", "engine", "decode", "generator", "task_rows", "ortgpt"),
+    "ortgpt": (
+        "engine", "errors", "results", "native_call", "options", "conversation", "generator", "loading", "classifier",
+    ),
+    "ortgpt.tools": (
+        *_BASE, "bundle", "options", "ort", "engine", "decode", "generator", "loading", "task_rows", "ortgpt",
+    ),
     "ortgpt.cli": (
-        *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "classifier",
+        *_BASE, "bundle", "options", "text", "model", "request", "conversation", "generator", "loading", "classifier",
         "classifier_input", "task_rows", "tasks", "tools", "ortgpt",
     ),
     "ortgpt.__main__": ("cli",),
@@ -182,7 +188,8 @@ def test_no_module_imports_in_a_circle() -> None:
 
 
 def test_type_checking_hides_no_import_but_those_of_lazy_packages() -> None:
-    lazy = {"ortgpt_exporter", "ortgpt_exporter.cli", "ortgpt_models", "ortgpt.generator"}  # the last for asyncio
+    lazy = {"ortgpt", "ortgpt.loading", "ortgpt.opening", "ortgpt_exporter", "ortgpt_exporter.cli", "ortgpt_models"}
+    lazy |= {"ortgpt.generator"}  # for asyncio
     hiding = {name for name, path in ALL.items() if "TYPE_CHECKING" in path.read_text(encoding="utf-8")}
     assert hiding <= lazy
 

@@ -21,7 +21,7 @@ from ortgpt.decode.next_token import check_finite
 from ortgpt.engine.forward import Logits, run_bound
 from ortgpt.errors import ClosedError, PromptError, shown
 from ortgpt.forks import fork_count
-from ortgpt.model import open_session
+from ortgpt.opening import open_session
 from ortgpt.options.validation import integer
 from ortgpt.ort.session import Session
 from ortgpt.results import Classification, TokenLabel

@@ -1,9 +1,8 @@
-"""The face that apps use: load a bundle, then generate, stream, batch, score and choose. Holds no state of a call."""
+"""The face that apps use: generate, stream, batch, score and choose. Holds no state of a call."""
 
 from __future__ import annotations
 
 import math
-import os
 import pickle
 from collections import abc
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,7 @@ from ortgpt.engine.engine import Engine
 from ortgpt.engine.prefix_cache import PrefixCache
 from ortgpt.errors import DeviceError, OptionError, PromptError, shown
 from ortgpt.forks import fork_count, process_lock
-from ortgpt.model import LoadedModel, OpenParts, Prompt, open_parts
+from ortgpt.model import LoadedModel, OpenParts, Prompt
 from ortgpt.native_call import native_call
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.options.keywords import GenerationKeywords
@@ -35,35 +34,13 @@ if TYPE_CHECKING:
 _MIN_ASYNC_THREADS = 4
 
 
-def load(
-    path: str | os.PathLike[str],
-    *,
-    device: str = "auto",
-    threads: int | None = None,
-    verify: str = "sha256",
-    prefill: str = "auto",
-    reload_after_fork: bool = False,
-) -> Generator:
-    """Load a bundle folder, or the built-in bundle "austen". Use the result as a context manager, or close() it.
-
-    `device` is "auto", "cpu", "cuda" or "cuda:N". `threads` is the number of CPU threads of one operator, by default
-    the CPUs that this process may use. `verify` is "sha256", which reads every file while the model opens, or "size".
-    `prefill` says how prompts of 32 or more tokens are computed. "fast" uses a bundle's graph for prompts, which takes
-    half the time and rounds a little differently. It is opened at the first such prompt, which waits for it, and takes
-    up to two bytes for each weight of the layers. "exact" computes prompts as steps are. "auto" is "fast" where the
-    bundle has such a graph: int4, and int8 in blocks, on the CPU.
-    A folder named like a built-in bundle wins over it. A forked child cannot use the generator, which raises
-    ClosedError there; with `reload_after_fork`, the child opens the bundle again at its first call, on the CPU only.
-    Raises BundleError, DeviceError or OptionError.
-    """
-    if not isinstance(reload_after_fork, bool):
-        raise OptionError.bad_value("reload_after_fork", reload_after_fork, "True, False")
-    opening = partial(open_parts, device=device, threads=threads, verify=verify, prefill=prefill)
-    return _open(partial(opening, path), reload_after_fork)
-
-
 def _open(opening: partial[OpenParts], reload_after_fork: bool) -> Generator:
-    bundle, engine, tokenizer = opening()
+    return serve(opening(), opening, reload_after_fork)
+
+
+def serve(parts: OpenParts, opening: partial[OpenParts], reload_after_fork: bool) -> Generator:
+    """Return the generator of an open bundle, which `opening` opens again. Raises DeviceError as load() does."""
+    bundle, engine, tokenizer = parts
     if reload_after_fork and not engine.session.device.is_cpu:
         raise DeviceError(
             f"reload_after_fork = True works on the CPU only, and this bundle runs on {engine.session.device}: a child "

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import logging
 import numbers
 import os
-import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ortgpt.background import Background
-from ortgpt.bundle.folder import Bundle, open_bundle
-from ortgpt.contract import TOKENIZER_FILES, File, PromiseKind, Task, TokenizerKind
+from ortgpt.bundle.folder import Bundle
+from ortgpt.contract import File, Task, TokenizerKind
 from ortgpt.engine.device_topk import open_device_topk
 from ortgpt.engine.engine import Engine
 from ortgpt.engine.prefill_graph import find_prefill_graph
 from ortgpt.engine.prefix_cache import PrefixCache
-from ortgpt.errors import BundleError, ClosedError, OptionError, OrtGptError, PromptError, shown
+from ortgpt.errors import BundleError, ClosedError, OptionError, PromptError, shown
 from ortgpt.forks import FORKED, fork_count, process_lock
+from ortgpt.opening import open_session
 from ortgpt.options.generation_config import read_generation_config
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.options.resolved import ResolvedOptions
-from ortgpt.ort.package import install_hint
-from ortgpt.ort.session import Session, plan_session
+from ortgpt.ort.session import Session
 from ortgpt.sampling.grammar import Grammars
-from ortgpt.text.open_tokenizer import open_tokenizer
 from ortgpt.text.tokenizer import Tokenizer, without_halves
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
+Opened = tuple[Bundle, Session, Tokenizer]
 OpenParts = tuple[Bundle, Engine, Tokenizer]  # what a LoadedModel is made of
-
-PREFILLS = ("auto", "exact", "fast")  # how long prompts are computed
-
-_logger = logging.getLogger(__name__)
 
 
 class LoadedModel:
@@ -187,11 +179,13 @@ def open_parts(
     path: str | os.PathLike[str], *, device: str, threads: int | None, verify: str, prefill: str = "auto"
 ) -> OpenParts:
     """Open a bundle folder as ortgpt.load() describes it, and return what a LoadedModel is made of."""
-    if prefill not in PREFILLS:
-        raise OptionError.bad_value("prefill", prefill, ", ".join(PREFILLS))
-    bundle, session, tokenizer = open_session(
-        path, (Task.TEXT_GENERATION,), device=device, threads=threads, verify=verify
-    )
+    opened = open_session(path, (Task.TEXT_GENERATION,), device=device, threads=threads, verify=verify)
+    return make_parts(opened, prefill)
+
+
+def make_parts(opened: Opened, prefill: str) -> OpenParts:
+    """Return what a LoadedModel of an opened bundle is made of. Raises BundleError if it has no graph for `prefill`."""
+    bundle, session, tokenizer = opened
     engine = Engine(
         session,
         bundle.config,
@@ -200,90 +194,6 @@ def open_parts(
         device_topk=open_device_topk(bundle, session),
     )
     return bundle, engine, tokenizer
-
-
-def open_session(
-    path: str | os.PathLike[str], tasks: Collection[str], *, device: str, threads: int | None, verify: str
-) -> tuple[Bundle, Session, Tokenizer]:
-    """Open a bundle folder of one of `tasks` as ortgpt.load() describes it: its first graph for the device."""
-    if verify not in ("sha256", "size"):
-        raise OptionError.bad_value("verify", verify, "sha256, size")
-    bundle = open_bundle(path)
-    _check_task(bundle, tasks)
-    stop = threading.Event()
-    verify_hashes = partial(_verify_hashes, bundle, None if verify == "sha256" else (), stop)
-    with Background(verify_hashes, stop=stop.set, daemon=True) as hashes:
-        # Reading the tokenizer keeps the GIL busy, so the part of opening the graph that needs the GIL comes first.
-        plan = plan_session(bundle, device=device, threads=threads)
-        with Background(plan.open, stop=plan.cancel, daemon=False) as opening:
-            tokenizer = _read_tokenizer(bundle, verify)
-            try:
-                session = opening.result()
-            except OrtGptError:
-                hashes.result()  # names a damaged file instead, if there is one; a good load waits for the hashes, too
-                raise
-        hashes.result()
-    bundle.check_same()
-    _check_tokenizer(bundle, tokenizer)
-    if bundle.manifest.precision.promise.kind == PromiseKind.BATCH_DEPENDENT:
-        _logger.warning(
-            "%s is batch_dependent: a row's answer changes with the other rows of its batch, and with the length of a "
-            "prompt's pieces; `ortgpt quantize` has recipes without that",
-            bundle.path,
-        )
-    return bundle, session, tokenizer
-
-
-def _check_task(bundle: Bundle, tasks: Collection[str]) -> None:
-    """Raise BundleError, which says what opens the bundle, if its task is another."""
-    task = bundle.manifest.task
-    if task in tasks:
-        return
-    if task == Task.TEXT_GENERATION:
-        raise BundleError(f"{bundle.path} is a language model; open it with ortgpt.load(), or use `ortgpt generate`")
-    raise BundleError(
-        f"{bundle.path} is a classifier ({task}); open it with ortgpt.load_classifier(), or use `ortgpt classify`"
-    )
-
-
-def _verify_hashes(bundle: Bundle, names: Iterable[str] | None, stop: threading.Event) -> None:
-    try:
-        bundle.verify_hashes(names, stop=stop)
-    except BundleError:
-        bundle.check_same()  # names a file that was replaced meanwhile instead
-        raise
-
-
-def _read_tokenizer(bundle: Bundle, verify: str) -> Tokenizer:
-    kind, rows = bundle.manifest.tokenizer.kind, bundle.config.vocab_size - bundle.manifest.masked_tokens
-    try:
-        return open_tokenizer(bundle.path, kind, rows=rows)
-    except ImportError as error:
-        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "tokenizers"
-        fault = "is not installed" if is_missing else f"cannot be imported ({error})"
-        raise BundleError(
-            f"{bundle.path}: its tokenizer needs the package tokenizers, which {fault}; {install_hint('tokenizers')}"
-        ) from None
-    except BundleError:
-        if verify == "sha256":  # names a damaged file instead; these are small
-            bundle.verify_hashes(TOKENIZER_FILES[kind])
-        raise
-
-
-def _check_tokenizer(bundle: Bundle, tokenizer: Tokenizer) -> None:
-    rows, masked = bundle.config.vocab_size, bundle.manifest.masked_tokens
-    if rows - masked != tokenizer.vocab_size:
-        raise BundleError(
-            f"{bundle.path}: the tokenizer has {tokenizer.vocab_size} ids, but the model has {rows} rows of which "
-            f"{masked} are masked; export it again"
-        )
-    template = bundle.manifest.tokenizer.template
-    beyond = [] if template is None else [each for each in template.token_ids if each >= rows - masked]
-    if beyond:
-        raise BundleError(
-            f"{bundle.path}: tokenizer.template has the id {max(beyond)} (accepted: 0 to {rows - masked - 1}); "
-            "export it again"
-        )
 
 
 def check_ids(options: ResolvedOptions, limit: int) -> None:

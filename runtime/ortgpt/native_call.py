@@ -9,6 +9,11 @@ running calls are state of this module.
 from __future__ import annotations
 
 import atexit
+
+# Both hold a lock of their own while the process forks. What is registered last is called first, so they come before
+# this module: a fork that has their lock must not wait for a native call that needs it.
+import concurrent.futures.thread  # noqa: F401
+import logging  # noqa: F401
 import os
 import sys
 import threading

@@ -456,7 +456,7 @@ def test_an_export_hashes_its_float32_bundle_once(
         hashed.append(str(path))
         return sha256_of(path)
 
-    for module in ("ortgpt.model", "ortgpt_exporter.export", "ortgpt_exporter.quantize"):
+    for module in ("ortgpt.opening", "ortgpt_exporter.export", "ortgpt_exporter.quantize"):
         monkeypatch.setattr(f"{module}.open_bundle", spy_open)
     monkeypatch.setattr("ortgpt.bundle.folder.sha256_of", spy_hash)
     quantization = Quantization(dtype="int8", max_perplexity_ratio=2.0)

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import ortgpt
 from ortgpt.bundle.folder import BUILT_IN, open_bundle
 from ortgpt.cli.main import main
-from ortgpt.generator import load
+from ortgpt.loading import load
 from ortgpt.ort.package import install_hint
 from ortgpt.tasks.form import FORMS
 from ortgpt.tools import bench

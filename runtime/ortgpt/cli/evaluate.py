@@ -10,7 +10,7 @@ import click
 
 from ortgpt.cli.options import device_options, json_option, prefill_option
 from ortgpt.cli.streams import json_text, read_argument, read_text, write_line
-from ortgpt.generator import load
+from ortgpt.loading import load
 from ortgpt.results import Evaluation
 from ortgpt.tools.evaluate import evaluate_rows
 from ortgpt.tools.evaluation_rows import KINDS, read_rows

@@ -24,7 +24,7 @@ from ortgpt.cli.options import device_options, flag_mention, json_option, prefil
 from ortgpt.cli.report import diagnosis_lines, info_lines, info_values
 from ortgpt.cli.streams import json_text, printable, read_text, write_line
 from ortgpt.errors import OptionError, OrtGptError
-from ortgpt.generator import load
+from ortgpt.loading import load
 from ortgpt.tools.seal import seal_bundle
 
 _COMMANDS_GROUP = "ortgpt.commands"

@@ -12,7 +12,7 @@ from ortgpt.bundle.checked_json import parse_json
 from ortgpt.cli.prompt_lines import FORMATS
 from ortgpt.cli.streams import read_argument, read_text
 from ortgpt.errors import Mention, OptionError, shown
-from ortgpt.model import PREFILLS
+from ortgpt.loading import PREFILLS
 from ortgpt.options.generation_options import OPTIONS
 from ortgpt.options.option import Flag, Option
 

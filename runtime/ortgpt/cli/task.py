@@ -32,7 +32,8 @@ from ortgpt.cli.streams import (
     write_text,
 )
 from ortgpt.errors import ClosedError, EngineError, OptionError, OrtGptError, PromptError, shown
-from ortgpt.generator import Generator, load
+from ortgpt.generator import Generator
+from ortgpt.loading import load
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.tasks import TaskForm, TaskResult, form_names, form_text, read_form, run_task_batch
 from ortgpt.tasks.form import RESERVED

@@ -35,7 +35,8 @@ from ortgpt.cli.streams import (
 )
 from ortgpt.conversation import Conversation
 from ortgpt.errors import OptionError, OrtGptError
-from ortgpt.generator import Generator, load
+from ortgpt.generator import Generator
+from ortgpt.loading import load
 from ortgpt.options.generation_options import GenerationOptions
 from ortgpt.results import Completion, Piece, TokenLogprob
 

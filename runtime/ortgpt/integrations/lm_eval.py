@@ -17,7 +17,8 @@ from typing import Any
 
 from ortgpt.decode.scoring import cut_pair, likelihoods, rolling_pairs
 from ortgpt.errors import BundleError, OptionError, PromptError, shown
-from ortgpt.generator import Generator, load
+from ortgpt.generator import Generator
+from ortgpt.loading import load
 from ortgpt.options.exclusions import SAMPLING
 from ortgpt.options.validation import integer
 from ortgpt.ort.package import install_hint

@@ -177,7 +177,8 @@ def _bytes_of(joined: Sequence[str]) -> tuple[list[bytes], list[str]]:
     byte_of_unit = np.full(2**16, -1, np.int16)  # of UTF-16; the letters have one each
     byte_of_unit[[*map(ord, byte_of)]] = [*byte_of.values()]
     texts = [*byte_of, *joined]
-    found = byte_of_unit[np.frombuffer("".join(texts).encode("utf-16-le", "surrogatepass"), "<u2")]
+    units = np.frombuffer("".join(texts).encode("utf-16", "surrogatepass"), np.uint16)[1:]  # after the byte-order mark
+    found = byte_of_unit[units]
     if found.min() < 0:
         foreign = next(text for text in joined if not byte_of.keys() >= {*text})
         return [], [f"a merge joins to {shown(foreign)}, which has a letter that means no byte"]

@@ -26,7 +26,8 @@ from ortgpt.bundle.manifest import GraphSpec
 from ortgpt.contract import File
 from ortgpt.engine.engine import Engine
 from ortgpt.errors import EngineError
-from ortgpt.generator import Generator, load
+from ortgpt.generator import Generator
+from ortgpt.loading import load
 from ortgpt.ort.session import Session, open_graph
 
 _SHORT, _LONG, _BATCH = 128, 900, 8

@@ -250,7 +250,7 @@ def test_chat_goes_on_after_a_name_that_cannot_be_saved_to(small_bundle: Path) -
 def test_ctrl_c_ends_with_one_line(command: str, small_bundle: Path) -> None:
     """Where it comes while the package is being imported, Python's own words are all that can be said."""
     code = (
-        "import os, signal, sys, ortgpt.cli.main, ortgpt.model as m\n"
+        "import os, signal, sys, ortgpt.cli.main, ortgpt.opening as m\n"
         "real = m.open_bundle\n"
         "m.open_bundle = lambda path: os.kill(os.getpid(), signal.SIGINT) or real(path)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
