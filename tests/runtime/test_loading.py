@@ -37,10 +37,11 @@ def test_hashing_begins_before_numpy_is_imported_and_opening_before_the_generato
 
 def test_the_names_of_the_package_are_those_that_tools_find_in_its_file() -> None:
     """Type checkers and PyInstaller read the imports that are never executed."""
-    (block,) = (each for each in ast.parse(Path(ortgpt.__file__).read_text(encoding="utf-8")).body
-                if isinstance(each, ast.If))  # fmt: skip
+    tree = ast.parse(Path(ortgpt.__file__).read_text(encoding="utf-8"))
+    block = next(each for each in tree.body if isinstance(each, ast.If) and isinstance(each.test, ast.Name))
     imports = [each for each in block.body if isinstance(each, ast.ImportFrom)]
-    module_of = {each.names[0].asname: str(each.module) for each in imports}
+    module_of = {each.names[0].name: str(each.module) for each in imports}
+    assert [each.names[0].asname for each in imports] == [*module_of]
     assert module_of.keys() == {*ortgpt.__all__}
     for name, module in module_of.items():
         assert getattr(ortgpt, name) is getattr(sys.modules[module], name)
