@@ -82,7 +82,7 @@ class Recipe:
         if self.block_size is not None:
             words.append(f"blocks of {self.block_size}")
         if self.head_block_size not in (None, self.block_size):
-            words.append(f"of the head {self.head_block_size}")
+            words.append(f"head in blocks of {self.head_block_size}")
         if self.head_dtype != self.dtype:
             words.append(f"head {self.head_dtype}")
         return ", ".join(words)
