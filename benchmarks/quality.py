@@ -44,7 +44,7 @@ def score_ours(work: Path, text: str, calibration: Path | None) -> tuple[Rows, d
     recipes = {
         "int8": Quantization(dtype="int8"),
         "int8, blocks of 64": Quantization(dtype="int8", block_size=64),
-        "int8, in blocks": Quantization(dtype="int8", method="scale-search"),
+        "int8, w8a8": Quantization(dtype="int8", method="w8a8"),
         "int4": Quantization(dtype="int4"),
         "int4, head int8": Quantization(dtype="int4", head_dtype="int8"),
     }

@@ -61,7 +61,7 @@ def fast_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two graphs, of which the one for long prompts is opened when it is first wanted."""
     folder = tmp_path_factory.mktemp("fast")
     checkpoint = write_checkpoint(folder / "checkpoint", n_embd=64)
-    quantization = Quantization(dtype="int8", method="scale-search", max_perplexity_ratio=2.0)
+    quantization = Quantization(dtype="int8", max_perplexity_ratio=2.0)
     return export_bundle(checkpoint, folder / "bundle", dtype="int8", quantization=quantization).path
 
 

@@ -17,7 +17,7 @@ from ortgpt_exporter.evaluation.speed import Speed, measure_speed
 from ortgpt_exporter.judges import calibration_for, open_float32
 from ortgpt_exporter.progress import Steps
 from ortgpt_exporter.quantization.recipe import Recipe
-from ortgpt_exporter.quantization.request import SEARCH, Quantization
+from ortgpt_exporter.quantization.request import W8A8, Quantization
 from ortgpt_exporter.quantization.write import check_source, open_quantized, write_quantized
 from ortgpt_exporter.quantize import recipe_for
 from ortgpt_exporter.texts import TextRows, rows_to_measure
@@ -26,7 +26,7 @@ from ortgpt_models.progress import OnProgress
 RECIPES = (
     Quantization(dtype=DType.INT8),
     Quantization(dtype=DType.INT8, block_size=32),
-    Quantization(dtype=DType.INT8, method=SEARCH),
+    Quantization(dtype=DType.INT8, method=W8A8),
     Quantization(dtype=DType.INT4),
     Quantization(dtype=DType.INT4, block_size=128),
     Quantization(dtype=DType.INT4, block_size=32),

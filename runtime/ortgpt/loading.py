@@ -34,7 +34,7 @@ def load(
     `prefill` says how prompts of 32 or more tokens are computed. "fast" uses a bundle's graph for prompts, which takes
     half the time and rounds a little differently. It is opened at the first such prompt, which waits for it, and takes
     up to two bytes for each weight of the layers. "exact" computes prompts as steps are. "auto" is "fast" where the
-    bundle has such a graph: int4, and int8 in blocks, on the CPU.
+    bundle has such a graph: int8 and int4, on the CPU.
     A folder named like a built-in bundle wins over it. A forked child cannot use the generator, which raises
     ClosedError there; with `reload_after_fork`, the child opens the bundle again at its first call, on the CPU only.
     Raises BundleError, DeviceError or OptionError.

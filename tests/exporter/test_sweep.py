@@ -40,7 +40,7 @@ def test_recipes_that_fit_are_tried_and_measured(small_bundle: Path, tmp_path: P
     trials = sweep_bundle(small_bundle, recipes=recipes)
     assert [found.recipe for found in trials] == [
         "int4, scale-search, blocks of 16",
-        "int8, w8a8, head in blocks of 16",
+        "int8, scale-search, blocks of 16",
     ]
     four, eight = trials
     assert four.size_bytes < eight.size_bytes
@@ -58,5 +58,5 @@ def test_the_command_writes_a_table(small_bundle: Path, tmp_path: Path, monkeypa
     assert done.exit_code == 0, done.stderr
     head, row = done.stdout.splitlines()
     assert head.split() == ["quantised", "to", "MB", "ppl", "ratio", "KL", "prefill/s", "decode/s"]
-    assert row.startswith("* int8, w8a8, head in blocks of 16")
+    assert row.startswith("* int8, scale-search, blocks of 16")
     assert Path(plot).exists()

@@ -25,7 +25,7 @@ SEARCH, GPTQ, W8A8 = "scale-search", "gptq", "w8a8"
 DYNAMIC = ("dynamic-avx2", "dynamic-avx512", "dynamic-avx512-vnni", "dynamic-arm64")
 # The methods for each flavour and dtype, the default first.
 ACCEPTED_METHODS: Mapping[tuple[str, str], tuple[str, ...]] = {
-    (Flavour.NATIVE, DType.INT8): (W8A8, SEARCH, GPTQ),
+    (Flavour.NATIVE, DType.INT8): (SEARCH, GPTQ, W8A8),
     (Flavour.NATIVE, DType.INT4): (SEARCH, GPTQ),
     (Flavour.PORTABLE, DType.INT8): (W8A8, *DYNAMIC),
     (Flavour.PORTABLE, DType.INT4): (SEARCH, GPTQ),
@@ -51,9 +51,8 @@ class Quantization:
 
     dtype: str = setting("Precision of the weights.", str, default=MISSING, choices=tuple(BITS))
     method: str | None = setting(
-        "How weights are rounded. w8a8 (int8): one scale for each row of a matrix and of activations. scale-search: "
-        "in blocks. gptq: in blocks, by the calibration text. dynamic-...: Optimum's, portable int8 only. [default: "
-        "int4, or with a block size or head dtype: scale-search; else w8a8]",
+        "How weights are rounded. gptq: by the calibration text. w8a8 (int8): one scale for each row of weights and of "
+        "activations. dynamic-...: Optimum's, portable int8 only. [default: scale-search; portable int8: w8a8]",
         str,
         choices=ALL_METHODS,
     )
@@ -141,14 +140,12 @@ def check_quantization(quantization: Quantization, flavour: str) -> None:
 def choose_method(quantization: Quantization, flavour: str) -> str:
     """Return the method, the default filled in. Raises ExportError for choices that fit no network."""
     accepted = ACCEPTED_METHODS[flavour, quantization.dtype]
-    blocks = [name for name in ("block_size", "head_dtype") if getattr(quantization, name) is not None]
-    method = quantization.method
-    if method is None:
-        method = SEARCH if blocks and SEARCH in accepted else accepted[0]
+    method = accepted[0] if quantization.method is None else quantization.method
     if method not in accepted:
         raise ExportError(
             f"method = {shown(method)} with {flavour} {quantization.dtype} (accepted: {', '.join(accepted)})"
         )
+    blocks = [name for name in ("block_size", "head_dtype") if getattr(quantization, name) is not None]
     if blocks and method in (W8A8, *DYNAMIC):
         raise ExportError(
             f"{' and '.join(blocks)} would have no effect (accepted with the methods in blocks, not {method})"

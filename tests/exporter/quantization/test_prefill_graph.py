@@ -50,7 +50,7 @@ def bundles(source: Path) -> dict[str, Path]:
     text.write_text(TEXT, encoding="utf-8")
     gptq: dict[str, Any] = {"method": "gptq", "calibration": text}
     quantizations = {
-        "int8-blocks": Quantization(dtype="int8", max_perplexity_ratio=2.0, method="scale-search"),
+        "int8-blocks": Quantization(dtype="int8", max_perplexity_ratio=2.0),
         "int8-blocks-of-16": Quantization(dtype="int8", max_perplexity_ratio=2.0, block_size=16),
         "int4": Quantization(dtype="int4", max_perplexity_ratio=2.0),
         "int4-gptq": Quantization(dtype="int4", max_perplexity_ratio=2.0, **gptq),
@@ -161,7 +161,7 @@ def test_it_computes_what_pytorch_and_the_decoder_do(
 def test_matrices_too_small_for_the_file_of_weights_are_stored_in_the_graph(prompt: list[int], tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint", n_embd=16, n_head=2, n_positions=96)
     source = export_bundle(checkpoint, tmp_path / "float32").path
-    quantization = Quantization(dtype="int8", method="scale-search", max_perplexity_ratio=2.0)
+    quantization = Quantization(dtype="int8", max_perplexity_ratio=2.0)
     bundle = quantize_bundle(source, tmp_path / "int8", quantization).path
     assert len(open_bundle(bundle).manifest.graphs[1].made) < 4 * N_LAYER
     with ortgpt.load(source) as exact, ortgpt.load(bundle) as generator:
@@ -263,12 +263,15 @@ def test_a_bundle_without_one_runs_everything_on_its_decoder(source: Path) -> No
         assert generator.engine.prefill_graph is None
 
 
-@pytest.mark.parametrize(("flavour", "values"), [("native", {"dtype": "int8"}), ("portable", {"dtype": "int4"})])
+@pytest.mark.parametrize(
+    ("flavour", "values"), [("native", {"dtype": "int8", "method": "w8a8"}), ("portable", {"dtype": "int4"})]
+)
 def test_bundles_whose_one_graph_is_for_both_have_none(
     checkpoint: Path, tmp_path: Path, flavour: str, values: dict[str, Any]
 ) -> None:
     quantization = Quantization(max_perplexity_ratio=2.0, **values)
-    bundle = export_bundle(checkpoint, tmp_path / "out", flavour=flavour, quantization=quantization, **values)
+    dtype = values["dtype"]
+    bundle = export_bundle(checkpoint, tmp_path / "out", flavour=flavour, dtype=dtype, quantization=quantization)
     assert [graph.role for graph in bundle.manifest.graphs] == ["decoder"]
     with pytest.raises(ortgpt.BundleError, match=r'has no graph for prompts beside its decoder.*prefill = "fast"'):
         ortgpt.load(bundle.path, prefill="fast")
