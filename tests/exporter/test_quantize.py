@@ -478,7 +478,7 @@ def test_export_goes_by_way_of_float32_and_leaves_nothing_of_it(checkpoint: Path
     assert names(tmp_path / "new") == ["out"]
     assert names(bundle.path) == [
         "config.json", "generation_config.json", "merges.txt", "model.onnx", "model.onnx.data", "ortgpt.json",
-        "vocab.json",
+        "prefill.onnx", "vocab.json",
     ]  # fmt: skip
     assert bundle.manifest.evidence is not None
     assert bundle.manifest.evidence.text == "drawn from the float32 model"
