@@ -84,8 +84,10 @@ def test_a_word_that_the_limit_cuts_is_no_answer(austen: ortgpt.Generator) -> No
 def test_a_batch_gives_each_its_solo_answer_in_order(austen: ortgpt.Generator) -> None:
     texts = ["I have a dog.", "The long road to the house of my father is wet.", "Who?"]
     for name in ("translate", "classify", "cloze"):
-        batch = run_task_batch(austen, name, texts)
-        alone = [run_task(austen, name, text) for text in texts]
+        # In 4 bits, other rows of a batch may change a row, unless a call forbids it.
+        options: dict[str, Any] = {"deterministic": True} if name == "translate" else {}
+        batch = run_task_batch(austen, name, texts, **options)
+        alone = [run_task(austen, name, text, **options) for text in texts]
         assert [(each.answer, each.prompt, each.logprob) for each in batch] == [
             (each.answer, each.prompt, each.logprob) for each in alone
         ]
