@@ -59,8 +59,8 @@ def gives_way(name: str, value: Any, call: Options) -> bool:
         return True
     if (call["num_beams"] or 1) > 1:
         return name in (*SAMPLING, "do_sample", *_NOT_WITH_BEAMS)
-    if call["do_sample"] is False or call["temperature"] == 0:
-        return name in (*SAMPLING, "do_sample")
+    if (call["do_sample"] is False or call["temperature"] == 0) and name in (*SAMPLING, "do_sample"):
+        return True
     drafting = ("prompt_lookup_num_tokens", "assistant_model")
     if name in drafting and _given(call, *drafting, "deterministic"):
         return True

@@ -12,6 +12,7 @@ from ortgpt.bundle.folder import Bundle
 from ortgpt.bundle.manifest import GraphSpec
 from ortgpt.contract import Tensor
 from ortgpt.errors import BundleError, shown
+from ortgpt.native_call import native_call
 from ortgpt.ort.whole_rows import read_whole_rows
 
 _TYPES = {"tensor(float)": np.float32, "tensor(int32)": np.int32, "tensor(int64)": np.int64}
@@ -59,5 +60,6 @@ def _one_token(handle: Any) -> npt.NDArray[Any]:
         shape = [size if isinstance(size, int) else 1 for size in each.shape]
         feeds[each.name] = np.zeros(shape, _TYPES[each.type])
     feeds[Tensor.TOTAL_SEQUENCE_LENGTH] += 1
-    logits: npt.NDArray[Any] = handle.run([Tensor.LOGITS], feeds)[0]
+    with native_call:
+        logits: npt.NDArray[Any] = handle.run([Tensor.LOGITS], feeds)[0]
     return logits

@@ -36,6 +36,8 @@ from ortgpt.tasks.options import merged
         ({"prompt_lookup_num_tokens": 5}, {"num_beams": 2}, {"num_beams": 2}),
         ({"num_beams": 2}, {"prompt_lookup_num_tokens": 5}, {"prompt_lookup_num_tokens": 5}),
         ({"prompt_lookup_num_tokens": 5}, {"deterministic": True}, {"deterministic": True}),
+        ({"num_beams": 2, "top_k": 3}, {"do_sample": False, "context_overflow": "truncate"},
+         {"do_sample": False, "context_overflow": "truncate"}),
     ],
 )  # fmt: skip
 def test_options_of_the_call_win(form: dict[str, Any], call: dict[str, Any], expected: dict[str, Any]) -> None:
